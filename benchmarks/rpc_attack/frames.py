@@ -27,7 +27,7 @@ from benchmarks.rpc_attack.target import Target, private_folder
 from replicator.errors import RpcError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.protocols import Kind, Message
+from replicator.rpc.protocols import Message, MessageKind
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import frame_without_buffers
 
@@ -45,7 +45,7 @@ class _Trap:
         return Path.mkdir, (Path(self._path),)
 
 
-def _answer(target: Target, value: Any, kind: int = Kind.CALL) -> Message | None:
+def _answer(target: Target, value: Any, kind: int = MessageKind.CALL) -> Message | None:
     """Send a message and return what comes back; None: the connection ended."""
     with contextlib.closing(target.member()) as member:
         member.send(kind, 1, value, timeout_s=LONG_S)
@@ -57,7 +57,7 @@ def _answer(target: Target, value: Any, kind: int = Kind.CALL) -> Message | None
 
 def _refused(target: Target, call: list[Any], told: str) -> None:
     answer = _answer(target, call)
-    hold(answer is None or answer.kind == Kind.ERROR, told)
+    hold(answer is None or answer.kind == MessageKind.ERROR, told)
 
 
 def pickles(target: Target) -> None:
@@ -66,7 +66,7 @@ def pickles(target: Target) -> None:
     for protocol in range(6):
         data = pickle.dumps(_Trap(trap), protocol)
         with contextlib.closing(target.member()) as member:
-            for number, kind in enumerate([*Kind, 0, 129, 255]):
+            for number, kind in enumerate([*MessageKind, 0, 129, 255]):
                 frame = frame_without_buffers(kind, number, data)
                 with contextlib.suppress(OSError):
                     member._socket.sendall(frame)  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def pickles(target: Target) -> None:
 
 def lying_frames(target: Target) -> None:
     """Announce more bytes than are sent, or bytes where there are none."""
-    true = bytearray(frame_without_buffers(Kind.CALL, 1, b"\xc0"))
+    true = bytearray(frame_without_buffers(MessageKind.CALL, 1, b"\xc0"))
     forget_peak(target.pid)
     before = memory_bytes(target.pid)
     for place, form in ((16, "<I"), (20, "<Q")):
@@ -105,7 +105,7 @@ def lying_values(target: Target) -> None:
     forget_peak(target.pid)
     before = memory_bytes(target.pid)
     for head in heads:
-        _ends(target, frame_without_buffers(Kind.CALL, 1, head))
+        _ends(target, frame_without_buffers(MessageKind.CALL, 1, head))
     grown = memory_bytes(target.pid, "VmHWM") - before
     hold(grown < _GROWTH_BYTES, f"a value that lies took {grown >> 20} MiB")
 
@@ -130,9 +130,11 @@ def unknown_classes(target: Target) -> None:
     )
     with contextlib.closing(link):
         value = next(iter(registry._by_class))(1)
-        link.send(Kind.CALL, 1, ["echo", [value], None, None], timeout_s=LONG_S)
+        link.send(MessageKind.CALL, 1, ["echo", [value], None, None], timeout_s=LONG_S)
         try:
-            hold(link.receive(timeout_s=LONG_S).kind == Kind.ERROR, "it made one")
+            hold(
+                link.receive(timeout_s=LONG_S).kind == MessageKind.ERROR, "it made one"
+            )
         except RpcError:
             return
 
@@ -166,7 +168,7 @@ def timeouts_of_other_kinds(target: Target) -> None:
             with contextlib.suppress(RpcError):
                 for number in range(20):  # more than there are places
                     call = ["echo", [1], None, timeout_s]
-                    member.send(Kind.CALL, number, call, timeout_s=LONG_S)
+                    member.send(MessageKind.CALL, number, call, timeout_s=LONG_S)
                 for _ in range(20):
                     member.receive(timeout_s=1.0)
             told = f"after calls with {timeout_s!r} no place is left"
@@ -193,7 +195,13 @@ def strange_words(target: Target) -> None:
     """Send hellos, pings and cancellations of nonsense."""
     nonsense = (None, 5, 1j, "x" * 100_000, {"a": 1}, [None] * 10, range(10**7))
     for value in nonsense:
-        for kind in (Kind.PING, Kind.PONG, Kind.CANCEL, Kind.GOODBYE, Kind.REPLY):
+        for kind in (
+            MessageKind.PING,
+            MessageKind.PONG,
+            MessageKind.CANCEL,
+            MessageKind.GOODBYE,
+            MessageKind.REPLY,
+        ):
             with contextlib.closing(target.member()) as member:
                 member.send(kind, 1, value, timeout_s=LONG_S)
         for method in ("~hello", "~methods", "~statistics"):
@@ -215,7 +223,7 @@ def flags_that_grow(target: Target) -> None:
             for number in range(_FLAGS):
                 value = flags((number + 1) << 3)
                 call = ["echo", [value], None, None]
-                link.send(Kind.CALL, number, call, timeout_s=LONG_S)
+                link.send(MessageKind.CALL, number, call, timeout_s=LONG_S)
                 with contextlib.suppress(RpcError):
                     link.receive(timeout_s=LONG_S)
         grown = client.members() - before
@@ -247,7 +255,7 @@ def an_index_that_changes(target: Target) -> None:
         with contextlib.closing(target.member()) as member:
             for number in itertools.count(1):
                 call = ["put", [good], None, None]
-                member.send(Kind.CALL, number, call, timeout_s=LONG_S)
+                member.send(MessageKind.CALL, number, call, timeout_s=LONG_S)
                 places = _shared_places(member, len(good))
                 hold(places, "no shared memory was used")
                 member.receive(timeout_s=LONG_S)
@@ -293,7 +301,7 @@ def flood_of_calls(target: Target) -> None:
             while not over.is_set():
                 number += 1
                 call = ["echo", ["x" * 4000], None, None]
-                link.send(Kind.CALL, number, call, timeout_s=1.0)
+                link.send(MessageKind.CALL, number, call, timeout_s=1.0)
 
     thread = threading.Thread(target=flood)
     thread.start()
@@ -325,11 +333,11 @@ def deep_and_many(target: Target) -> None:
         with contextlib.closing(link):
             try:
                 call = ["echo", [value], None, None]
-                link.send(Kind.CALL, 1, call, timeout_s=LONG_S)
+                link.send(MessageKind.CALL, 1, call, timeout_s=LONG_S)
                 kind = link.receive(timeout_s=LONG_S).kind
             except RpcError:
                 continue
-            hold(kind == Kind.ERROR, "it was taken past the limit")
+            hold(kind == MessageKind.ERROR, "it was taken past the limit")
 
 
 ATTACKS: dict[str, Callable[[Target], None]] = {

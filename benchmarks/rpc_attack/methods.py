@@ -27,7 +27,7 @@ from benchmarks.rpc_attack.services import (
 )
 from replicator.launchpad_bridge.trajectories.table import Cut
 from replicator.rpc.client.client import statistics
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 
 _CROWD = 1_100
 _FAR = 1 << 30
@@ -95,7 +95,7 @@ def _put(offered: Offered, *, kind: str, service: str) -> None:
             for method, good in _SERVICES[service]:
                 for name in [*good, "no_argument"]:
                     found = ask((method, good | {name: value}))
-                    is_refused = found != Kind.REPLY or kind != "ranges"
+                    is_refused = found != MessageKind.REPLY or kind != "ranges"
                     hold(is_refused or service == "courier", f"`{name}` is a range")
                 ask((method, {}), [value])
         if kind == "long_names" and service in ("queue", "turns", "learner"):
@@ -124,7 +124,10 @@ def _crowding(offered: Offered, service: str, call: Call, number: int = _CROWD):
     with contextlib.closing(offered.member(service)) as member:
         for call_id in range(number):
             member.send(
-                Kind.CALL, call_id, [method, None, kwargs, None], timeout_s=LONG_S
+                MessageKind.CALL,
+                call_id,
+                [method, None, kwargs, None],
+                timeout_s=LONG_S,
             )
         time.sleep(number / _CROWD)  # until all have their places
         yield
@@ -197,7 +200,10 @@ def _strangers(offered: Offered, *, service: str) -> None:
     with offered.grows_little(), offered.asking(service) as ask:
         for call in _STRANGERS[service]:
             kind = ask(call)
-            hold(kind != Kind.REPLY, f"`{call[0]}` took {[*call[1].items()]!r:.100}")
+            hold(
+                kind != MessageKind.REPLY,
+                f"`{call[0]}` took {[*call[1].items()]!r:.100}",
+            )
 
 
 def _rendezvous(offered: Offered) -> None:
@@ -232,7 +238,7 @@ def _no_memory(offered: Offered) -> None:
     try:
         call = ("insert", {"trajectories": wide, "actor": "a", "version": 0})
         with offered.asking("queue") as ask:
-            hold(ask(call) != Kind.REPLY, "there was memory for it")
+            hold(ask(call) != MessageKind.REPLY, "there was memory for it")
     finally:
         resource.prlimit(pid, resource.RLIMIT_AS, limits)
 
@@ -245,7 +251,7 @@ def _snapshots(offered: Offered) -> None:
         for number in range(4):
             said = {"version": number // 2, "number": number}
             found = ask(("insert", good | said | {"snapshot": bytes(40 << 20)}))
-            hold(found != Kind.REPLY, f"turn {number} is kept")
+            hold(found != MessageKind.REPLY, f"turn {number} is kept")
 
 
 def _forms(offered: Offered) -> None:
@@ -258,7 +264,7 @@ def _forms(offered: Offered) -> None:
             found = ask(
                 ("act", act | {"first": first, "observation": {"place": place}})
             )
-        hold(found != Kind.REPLY, "all are compiled")
+        hold(found != MessageKind.REPLY, "all are compiled")
 
 
 def _sets_of_names(offered: Offered) -> None:

@@ -10,7 +10,7 @@ from benchmarks.rpc_attack.attack import LONG_S, Won, hold
 from replicator.errors import RpcError
 from replicator.rpc.client.client import Client
 from replicator.rpc.own_methods import PROTOCOL
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.connect import listen
 
@@ -39,9 +39,9 @@ def _rogue(
         with contextlib.suppress(RpcError):
             while True:
                 message = connection.receive(timeout_s=None)
-                if message.kind == Kind.CALL:
+                if message.kind == MessageKind.CALL:
                     is_hello = message.payload.take()[0] == "~hello"
-                    said = (Kind.REPLY, hello) if is_hello else (kind, answer)
+                    said = (MessageKind.REPLY, hello) if is_hello else (kind, answer)
                     connection.send(said[0], message.call_id, said[1], timeout_s=LONG_S)
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -85,7 +85,7 @@ def attributes_of_errors() -> None:
         {"with_traceback": 1, "add_note": 2},
     ):
         told = ("raised", ["ValueError"], "text", "trace", None, attributes)
-        error = _raises(Kind.ERROR, told)
+        error = _raises(MessageKind.ERROR, told)
         notes = getattr(error, "__notes__", [])
         hold(isinstance(notes, list), f"{attributes} are its notes: {notes!r}")
         hold(all(isinstance(note, str) for note in notes), f"its notes are {notes!r}")
@@ -108,14 +108,14 @@ def errors_of_other_kinds() -> None:
         {"raised": 1},
         "raised",
     ):
-        _raises(Kind.ERROR, answer)
+        _raises(MessageKind.ERROR, answer)
 
 
 def strange_hellos() -> None:
     """Answer a client's hello with what is none."""
     for hello in (None, 5, (), (PROTOCOL,), (1j, 1j, 1j), "abc", (PROTOCOL, 5, 5)):
         start_s = time.monotonic()
-        with _rogue(Kind.REPLY, 1, hello, _HELLO_S) as client:
+        with _rogue(MessageKind.REPLY, 1, hello, _HELLO_S) as client:
             try:
                 client.anything()
             except RpcError:
@@ -130,10 +130,10 @@ def commands_to_a_terminal() -> None:
     """Put escape sequences into all that a server says of an error and itself."""
     bad = "\x1b]0;x\x07\x1b[2J\x9b2J\r"
     told = ("raised", [bad], bad, bad, None, None)
-    error = _raises(Kind.ERROR, told, hello=(PROTOCOL, bad, []))
+    error = _raises(MessageKind.ERROR, told, hello=(PROTOCOL, bad, []))
     shown = "".join([str(error), *getattr(error, "__notes__", [])])
     hold(not set(shown) & set("\x1b\x07\x9b\r"), f"an error shows {shown!r}")
-    error = _raises(Kind.ERROR, ("expired", 1.0), hello=(PROTOCOL, bad, []))
+    error = _raises(MessageKind.ERROR, ("expired", 1.0), hello=(PROTOCOL, bad, []))
     hold(not set(str(error)) & set("\x1b\x07\x9b\r"), f"an error shows {error!r}")
 
 

@@ -24,7 +24,7 @@ from benchmarks.rpc_attack.offered import BATCH, CALLS, ROWS
 from replicator.distributed.meeting.roster import Hello
 from replicator.errors import RpcError
 from replicator.rpc.client.client import Client
-from replicator.rpc.protocols import Connection, Kind
+from replicator.rpc.protocols import Connection, MessageKind
 from replicator.rpc.transports.connect import connect
 
 QUICK_S = LONG_S / 3
@@ -85,7 +85,7 @@ class Offered:
             start_s = time.monotonic()
             try:
                 body = [method, args, kwargs, 1.0]
-                member.send(Kind.CALL, next(numbers), body, timeout_s=LONG_S)
+                member.send(MessageKind.CALL, next(numbers), body, timeout_s=LONG_S)
                 return member.receive(timeout_s=LONG_S).kind
             except RpcError:
                 member.close()

@@ -80,7 +80,7 @@ class Mutations:
         data = rng.randbytes(rng.randrange(20)) + header + bytes([len(header)])
         code = rng.randrange(wire_format.BYTES + 2)
         if rng.random() < 0.2:
-            return bytes([wire_format.LONE, code]) + data
+            return bytes([wire_format.SINGLE_ARRAY, code]) + data
         return bytes([0xC7, self._nearly(len(data), 255), code]) + data
 
     def _nearly(self, number: int, most: int = 15) -> int:

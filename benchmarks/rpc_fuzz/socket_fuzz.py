@@ -24,7 +24,7 @@ from replicator.base.types import PyTree
 from replicator.errors import RpcError
 from replicator.rpc.client.client import Client
 from replicator.rpc.codec.codec import encode
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports import frames
 from replicator.rpc.transports.connect import connect
 
@@ -75,7 +75,7 @@ class Attacker:
         head = self._mutations.mutated(self._rng.choice(self._takes))
         if choice < 0.4:
             head = self._rng.choice((self._mutations.noise, self._mutations.invented))()
-        kind = Kind.CALL if choice < 0.9 else self._rng.randrange(256)
+        kind = MessageKind.CALL if choice < 0.9 else self._rng.randrange(256)
         body = [memoryview(self._rng.randbytes(100))] if choice < 0.5 else []
         return _framed(kind, self._rng.getrandbits(20), head, body)
 
@@ -87,7 +87,7 @@ class Attacker:
         if choice < 0.2:  # nothing was shared
             numbers = map(self._rng.getrandbits, _WHERE_BITS)
             return frames.frame_with_shared_body(
-                Kind.CALL,
+                MessageKind.CALL,
                 0,
                 self._rng.choice(self._takes),
                 num_bytes=1 + self._rng.getrandbits(19),
@@ -243,7 +243,7 @@ def _has_more(before: dict[str, PyTree], after: dict[str, PyTree]) -> bool:
 
 def _frame(value: PyTree, call_id: int) -> bytes:
     head, buffers, _ = encode(value, registry=REGISTRY)
-    return _framed(Kind.CALL, call_id, head, buffers)
+    return _framed(MessageKind.CALL, call_id, head, buffers)
 
 
 def _framed(kind: int, call_id: int, head: bytes, buffers: list[memoryview]) -> bytes:

@@ -17,7 +17,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 from replicator.rpc.codec.registry import Registry
 
 REGISTRY = Registry()
@@ -155,10 +155,10 @@ class RandomValues:
             array = array[:: self._rng.choice((2, -1))]
         return array
 
-    def bare_call(self) -> BareCall:
+    def bare_call(self) -> NoArgumentCall:
         """Return a call without arguments; it is no part of other values."""
         timeout_s = self._rng.choice((None, 60.0, 1, self._rng.random() + 0.1))
-        return BareCall(self._text(), None, None, timeout_s)
+        return NoArgumentCall(self._text(), None, None, timeout_s)
 
     def _call(self, depth: int) -> list[Any]:
         """Return what looks like a call; some kinds have a way of their own."""

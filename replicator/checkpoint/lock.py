@@ -19,7 +19,7 @@ import os
 import socket
 from pathlib import Path
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint.disk import Disk
 from replicator.errors import CheckpointInUseError
@@ -102,7 +102,7 @@ class WriterLock:
             os.close(handle)
             raise
         self._handle, self._owner = handle, owner
-        let_go_in_child(self)  # a forked input worker holds none when we are killed
+        register_fork_drop(self)  # a forked input worker holds none when we are killed
         return owner.generation
 
     def require_current(self) -> None:
@@ -126,7 +126,7 @@ class WriterLock:
             os.close(self._handle)
             self._handle = None
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Hold nothing in a forked child; the parent still does."""
         # `flock` is of the open file, which a fork shares: closing this copy takes
         # nothing from the parent; kept, it would hold the lock when the parent is dead.

@@ -1,13 +1,13 @@
-"""What an ERROR message holds: why there is no reply, a word and its details."""
+"""Contents of an ERROR message: the reason why there is no reply, and details."""
 
 from typing import Any, NamedTuple
 
 from replicator.base.types import PyTree
-from replicator.rpc.protocols import Kind
-from replicator.rpc.remote_errors import Told
+from replicator.rpc.protocols import MessageKind
+from replicator.rpc.remote_errors import ErrorInfo
 
 RAISED = "raised"
-"""The method raised, or there is none, or its result cannot be sent. Then `Told`."""
+"""No such method, or it raised, or its result cannot be sent. Then `ErrorInfo`."""
 STOPPED = "stopped"
 """The server takes no more calls; this one was not run."""
 ABANDONED = "abandoned"
@@ -16,34 +16,46 @@ EXPIRED = "expired"
 """Its deadline passed before it ran. Then seconds."""
 OVERRAN = "overran"
 """Its deadline passed while it ran, and the handler gave up. Then seconds."""
-WORDS = frozenset({STOPPED, ABANDONED, EXPIRED, OVERRAN})
+REASONS = frozenset({STOPPED, ABANDONED, EXPIRED, OVERRAN})
 """Those that are followed by seconds."""
 
 
 class Answer(NamedTuple):
-    """What a server sends for a call: the kind of message, and its value."""
+    """Reply or error of a call: the kind of message, and its value."""
 
     kind: int
     value: PyTree
 
 
-def raised(told: Told) -> Answer:
-    """Return the answer for a method that raised."""
-    return Answer(Kind.ERROR, (RAISED, *told))
+def raised(info: ErrorInfo) -> Answer:
+    """Return the answer for a method that raised.
+
+    >>> raised(ErrorInfo(["KeyError"], "no such key")).value[:3]
+    ('raised', ['KeyError'], 'no such key')
+    """
+    return Answer(MessageKind.ERROR, (RAISED, *info))
 
 
 def not_run(why: str, seconds: float = 0.0) -> Answer:
-    """Return the answer for a call that was not run, or not to its end."""
-    return Answer(Kind.ERROR, (why, seconds))
+    """Return the answer for a call that was not run, or not to its end.
+
+    >>> not_run(EXPIRED, 1.5).value
+    ('expired', 1.5)
+    """
+    return Answer(MessageKind.ERROR, (why, seconds))
 
 
 def without_attributes(answer: Answer) -> Answer:
-    """Return an answer of `raised` that can be sent whatever the exception held."""
-    told = Told(*answer.value[1:])
-    return raised(told._replace(attributes=None))
+    """Return an answer of `raised` without the attributes of its exception."""
+    info = ErrorInfo(*answer.value[1:])
+    return raised(info._replace(attributes=None))
 
 
-def read_error(value: Any) -> tuple[str, Told | float]:
-    """Take the value of an ERROR message apart, which was `checked`."""
+def read_error(value: Any) -> tuple[str, ErrorInfo | float]:
+    """Take the value of an ERROR message apart, which was `checked`.
+
+    >>> read_error(("expired", 1.5))
+    ('expired', 1.5)
+    """
     why, *details = value
-    return why, Told(*details) if why == RAISED else details[0]
+    return why, ErrorInfo(*details) if why == RAISED else details[0]

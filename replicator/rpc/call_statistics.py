@@ -1,4 +1,4 @@
-"""What a server knows about each of its methods: calls, errors, times, bytes.
+"""Statistics of a server's methods: calls, errors, times, bytes.
 
 Times are those of the last 1,024 calls.
 """
@@ -38,7 +38,7 @@ class MethodStatistics:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CallerStatistics:
-    """What clients of one name have called, since the server started.
+    """Calls of the clients of one name, since the server started.
 
     Attributes:
       calls: Calls that ran and ended.
@@ -62,7 +62,7 @@ class ServerStatistics:
       running: Calls that run now.
       pool_size: How many may run at once.
       refused: Calls answered without running them: late, cancelled, unknown, stopping.
-      callers: What was called by whom, for clients that say a name.
+      callers: Calls by client name, for clients that have one.
     """
 
     methods: dict[str, MethodStatistics]
@@ -87,7 +87,13 @@ class CallRecords:
     def add(
         self, seconds: float, bytes_in: int, bytes_out: int, is_error: bool
     ) -> None:
-        """Remember one call that ended."""
+        """Add one call that ended.
+
+        >>> records = CallRecords()
+        >>> records.add(0.25, 100, 8, False)
+        >>> records.summary().p50_s
+        0.25
+        """
         with self._lock:
             self._s.append(seconds)
             self._calls += 1
@@ -111,7 +117,7 @@ class CallRecords:
             )
 
     def of_caller(self) -> CallerStatistics:
-        """Return the sums that are told of a caller."""
+        """Return the sums that statistics show for a caller."""
         with self._lock:
             return CallerStatistics(
                 calls=self._calls, bytes_in=self._bytes_in, bytes_out=self._bytes_out

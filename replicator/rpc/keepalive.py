@@ -1,8 +1,8 @@
-"""When a client asks its server for a sign, and what it makes of the answer.
+"""Keepalive: when a client pings, and how it reads the pong.
 
-A ping names the calls that wait; the pong says of each whether it runs or waits, and
-for how long. A call that was named and is not in the pong is unknown to a server that
-lives: its message or its reply was lost. (The connection keeps the order: the call was
+A ping names the calls that wait; the pong has for each whether it runs or waits, and
+for how long. A call that was named and is not in the pong is unknown to a live server:
+its message or its reply was lost. (The connection keeps the order: the call was
 sent before the ping, and a reply that was sent would be here before the pong.)
 
 No thread and no connection: `link` sends and receives.
@@ -15,16 +15,16 @@ from typing import NamedTuple, final
 _log = logging.getLogger(__name__)
 
 MAX_CALLS = 256
-"""The oldest that wait; so many may be named in one ping."""
+"""Most calls that one ping may name: the oldest."""
 _SILENT_AFTER = 5
 
 
 class Ping(NamedTuple):
-    """What to send.
+    """A ping to send.
 
     Attributes:
-      number: Comes back with the pong.
-      call_ids: The calls that are asked after.
+      number: Number that comes back with the pong.
+      call_ids: Calls whose state is asked for.
     """
 
     number: int
@@ -32,11 +32,11 @@ class Ping(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """What the server says.
+    """The reply to a ping.
 
     Attributes:
-      states: What each call that it knows does, and for how long.
-      unknown: The calls that it does not know.
+      states: For each call that the server knows, "runs" or "waits", and seconds.
+      unknown: Calls that the server does not know.
     """
 
     states: dict[int, tuple[str, float]]
@@ -44,15 +44,15 @@ class Pong(NamedTuple):
 
 
 @final
-class SignsOfLife:
-    """What is known of the server of one link."""
+class Keepalive:
+    """Pings of one link, and how long its server has been silent."""
 
     def __init__(self, peer: str, *, heartbeat_s: float) -> None:
-        """Know nothing yet.
+        """Start with no ping sent.
 
         Args:
-          peer: Who it is, for the log.
-          heartbeat_s: The time between two pings; after five of them without any
+          peer: Name of the server, for the log.
+          heartbeat_s: Seconds between two pings; after five of them without any
             message the server counts as silent.
         """
         self._peer = peer
@@ -63,17 +63,26 @@ class SignsOfLife:
         self._has_been_logged = False
 
     def hear(self) -> None:
-        """Note that the server sent a message."""
+        """Note that the server sent a message.
+
+        >>> keepalive = Keepalive("the server", heartbeat_s=1.0)
+        >>> _ = keepalive.ping(0.0, [7])
+        >>> keepalive.silent_s(3.0)
+        3.0
+        >>> keepalive.hear()
+        >>> keepalive.silent_s(3.0)
+        0.0
+        """
         self._asked_s = None
 
     def silent_s(self, now_s: float) -> float:
-        """Return for how long pings have had no answer; 0 if that is no time."""
+        """Return for how long pings have had no answer; 0 below two heartbeats."""
         if self._asked_s is None or now_s - self._asked_s < 2 * self._heartbeat_s:
             return 0.0
         return now_s - self._asked_s
 
     def is_due(self, now_s: float) -> bool:
-        """Tell whether it is time for a ping."""
+        """Return whether it is time for a ping."""
         return now_s >= self._next_s
 
     def ping(self, now_s: float, call_ids: Sequence[int]) -> Ping:
@@ -96,8 +105,13 @@ class SignsOfLife:
         """Read the answer to a ping.
 
         Args:
-          number: Of the ping; one that is not the last says nothing any more.
-          value: What it holds, `checked`.
+          number: Number of the ping; the reply to one before the last is ignored.
+          value: Value of the reply, `checked`.
+
+        >>> keepalive = Keepalive("the server", heartbeat_s=1.0)
+        >>> ping = keepalive.ping(0.0, [7, 8])
+        >>> keepalive.pong(ping.number, [(7, "runs", 0.5)])
+        Pong(states={7: ('runs', 0.5)}, unknown=[8])
         """
         states = {call_id: (what, seconds) for call_id, what, seconds in value}
         if number != self._last.number:

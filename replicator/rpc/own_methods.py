@@ -1,14 +1,14 @@
-"""What a server answers itself, in the thread that read it: no handler, no waiting.
+"""Built-in methods of a server, answered in the reader thread without waiting.
 
 No method's name can begin with `~`, so these never hide one of the user's.
 """
 
 HELLO = "~hello"
-"""The client says its id and name; gets `PROTOCOL`, label and idempotent methods."""
+"""Takes the client's name; returns `PROTOCOL`, label and idempotent methods."""
 WELCOME = "~welcome"
-"""What the answer to that is called where it is checked."""
+"""Name under which the reply to `HELLO` is checked."""
 LIST_METHODS = "~methods"
-"""Gets the names of the methods."""
+"""Returns the names of the methods."""
 STATISTICS = "~statistics"
-"""Gets the fields of `ServerStatistics`."""
-PROTOCOL = 1
+"""Returns the fields of `ServerStatistics`."""
+PROTOCOL = 2

@@ -1,4 +1,4 @@
-"""What the floors of this room hand each other: messages, connections, listeners.
+"""Interfaces between client, server and transports: messages, connections, listeners.
 
     courier     server, client: methods, deadlines, cancellation     knows no bytes
     transports  in-process, same host, gRPC: one message, whole      know no methods
@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from replicator.base.types import PyTree
 
 
-class Kind(enum.IntEnum):
-    """What a message is for. Kinds from 128 on are a transport's own business."""
+class MessageKind(enum.IntEnum):
+    """Purpose of a message. Kinds from 128 on are a transport's own business."""
 
     CALL = 1
     """Client to server: `[method, args, kwargs, timeout_s]`, or more at its end; None
@@ -28,11 +28,11 @@ class Kind(enum.IntEnum):
     CANCEL = 4
     """Client to server: nobody waits for this call any more."""
     PING = 5
-    """Client to server: are you there, and what do these calls do?"""
+    """Client to server: a keepalive, and a question about the state of some calls."""
     PONG = 6
-    """Server to client: I am, and this is what they do."""
+    """Server to client: the reply to a ping, with the state of each known call."""
     GOODBYE = 7
-    """Server to client: it answers what it has and takes no more calls."""
+    """Server to client: it completes the calls it has and takes no more."""
 
 
 class Payload(Protocol):
@@ -49,7 +49,7 @@ class Payload(Protocol):
         Arrays are read-only views, each of which does.
 
         Raises:
-          DecodeError: The bytes are no value of ours, or past a limit.
+          DecodeError: The bytes are not a valid message, or exceed a limit.
         """
         ...
 
@@ -90,18 +90,18 @@ class Connection(Protocol):
         """Return the next message.
 
         Raises:
-          ConnectionLostError: The other end is gone, or sent what is no message.
+          ConnectionLostError: The other end is gone, or sent an invalid message.
           CallTimeoutError: No message came within `timeout_s`; the next call goes on
             where this one stopped.
         """
         ...
 
     def has_received(self) -> bool:
-        """Tell whether `receive` has something to work on without waiting."""
+        """Return whether `receive` has data to work on without waiting."""
         ...
 
     def fileno(self) -> int | None:
-        """Return what `select` may watch for messages; None if there is no such."""
+        """Return the descriptor that `select` may watch; None if there is none."""
         ...
 
     def close(self) -> None:
@@ -109,15 +109,15 @@ class Connection(Protocol):
 
 
 class Listener(Protocol):
-    """Where connections of one transport arrive."""
+    """Accepts the connections of one transport."""
 
     @property
     def address(self) -> str:
-        """Return what a client gives to `connect`."""
+        """Return the address that a client gives to `connect`."""
         ...
 
     def accept(self) -> Callable[[], Connection]:
-        """Wait for a peer; return what lets it prove itself, for a thread of its own.
+        """Wait for a peer; return its handshake, to be run in a thread of its own.
 
         The returned function does the handshake, within its bound, and returns the
         connection, or raises `AuthenticationError` or `ConnectionLostError`.

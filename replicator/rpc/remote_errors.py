@@ -1,14 +1,14 @@
-"""An exception, told to another process and raised there again.
+"""Serialise an exception and re-raise it in another process.
 
-What travels is text: the names of its type and of the types that one refines, its
+Text travels: the names of its type and of the types that one refines, its
 message, its notes, its traceback with causes; for an `OSError` the errno, for a
 registered type its attributes. Nothing is unpickled and nothing imported: the caller
 looks the names up among the registered exceptions and the builtins, takes the first
 that it knows, and raises a class that is both a `RemoteError` and that type.
 
 Types that end a program (`SystemExit`, `KeyboardInterrupt`) or hold other exceptions
-(`ExceptionGroup`) are a plain `RemoteError`: nobody's process ends because another's
-wanted to.
+(`ExceptionGroup`) are a plain `RemoteError`: no process ends because another's handler
+raised one.
 """
 
 import builtins
@@ -34,7 +34,7 @@ _OWN_TYPES: dict[str, type[Exception]] = {
 }
 
 
-class Told(NamedTuple):
+class ErrorInfo(NamedTuple):
     """An exception as it travels; the name of a registered type begins with `@`."""
 
     type_names: Sequence[str]
@@ -44,20 +44,23 @@ class Told(NamedTuple):
     attributes: Mapping[str, PyTree] | None = None
 
 
-def tell(error: BaseException, *, registry: Registry) -> Told:
+def describe_error(error: BaseException, *, registry: Registry) -> ErrorInfo:
     """Describe an exception in plain values, whatever its methods do.
 
     Args:
-      error: What a handler raised.
-      registry: Whose exceptions travel with their attributes.
+      error: Exception that a handler raised.
+      registry: Classes whose exceptions travel with their attributes.
 
     Returns:
       At most 16 KiB of message and 16 KiB of traceback. Attributes are as they are:
       where they cannot be sent, send it without them.
+
+    >>> describe_error(ValueError("no such row"), registry=Registry())[:2]
+    (('ValueError', 'Exception', 'BaseException'), 'no such row')
     """
     cls = type(error)
     bases = [base for base in cls.__mro__ if issubclass(base, BaseException)]
-    return Told(
+    return ErrorInfo(
         tuple(_name_of(base, registry) for base in bases[:_MAX_TYPES]),
         _fitting(_text_of(error), MAX_TEXT_BYTES),
         _fitting_end(_traceback_of(error), MAX_TEXT_BYTES),
@@ -66,34 +69,39 @@ def tell(error: BaseException, *, registry: Registry) -> Told:
     )
 
 
-def rebuild(
-    told: Told, *, method: str, server: str, address: str, registry: Registry
+def remote_error(
+    info: ErrorInfo, *, method: str, server: str, address: str, registry: Registry
 ) -> RemoteError:
-    """Return what the caller raises.
+    """Return the exception that the caller raises.
 
     Args:
-      told: What the server said.
-      method: The name of the method.
-      server: The label of the server.
-      address: Where it listens.
-      registry: Whose exceptions are known here.
+      info: Description that the server sent.
+      method: Name of the method.
+      server: Label of the server.
+      address: Address of the server.
+      registry: Classes whose exceptions are known here.
 
     Returns:
-      A `RemoteError`, and an instance of the first known type of `told.type_names`;
-      what it shows on a terminal are letters and no commands.
+      A `RemoteError`, and an instance of the first known type of `info.type_names`;
+      its text holds no terminal commands.
+
+    >>> info = ErrorInfo(["KeyError"], "no such row")
+    >>> where = {"method": "row", "server": "'table'", "address": "unix:/run/t"}
+    >>> isinstance(remote_error(info, **where, registry=Registry()), KeyError)
+    True
     """
-    type_name = plain([*told.type_names, "Exception"][0].lstrip("@"))
-    remote_traceback = plain(told.traceback)
+    type_name = plain([*info.type_names, "Exception"][0].lstrip("@"))
+    remote_traceback = plain(info.traceback)
     where = f"raised by `{method}` of {server} at {address}"
-    text = f"{plain(told.text) or type_name} ({where})"
-    error = _error_class(_first_known(told.type_names, registry))(
+    text = f"{plain(info.text) or type_name} ({where})"
+    error = _error_class(_first_known(info.type_names, registry))(
         text, type_name=type_name, remote_traceback=remote_traceback, server=server
     )
-    if told.errno is not None and isinstance(error, OSError):
-        error.errno = told.errno
+    if info.errno is not None and isinstance(error, OSError):
+        error.errno = info.errno
     if remote_traceback:
         error.add_note(f"\nIn {server}:\n{remote_traceback.rstrip()}")
-    vars(error).update(told.attributes or {})  # last: one may hide `add_note`
+    vars(error).update(info.attributes or {})  # last: one may hide `add_note`
     return error
 
 
@@ -165,10 +173,10 @@ def _attributes_of(error: BaseException) -> dict[str, PyTree]:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return its message, even where its class cannot say it."""
-    for say in (str, repr):
+    """Return its message, even where its class fails to format it."""
+    for shown in (str, repr):
         try:
-            return say(error)
+            return shown(error)
         except BaseException:  # whatever a user's `__str__` raises is not for us
             continue
     return f"<{type(error).__name__}, whose `__str__` and `__repr__` raise>"

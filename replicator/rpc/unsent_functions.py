@@ -1,4 +1,4 @@
-"""What stands for a function that does not travel, and how the receiver fills it in.
+"""Placeholders for functions that are not serialised, filled in by the receiver.
 
 A flax `TrainState` holds `apply_fn` and `tx` beside its arrays. Code is not sent; who
 receives such a state has the same functions, or needs none of them.
@@ -15,7 +15,7 @@ _Value = TypeVar("_Value")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotSent:
-    """Stands in a static field for the function that its sender has there.
+    """Placeholder in a static field for the function that its sender has there.
 
     Attributes:
       where: Class and name of the field.
@@ -24,7 +24,7 @@ class NotSent:
     where: str
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Say where the function is to come from."""
+        """Raise an error that names the source of the missing function."""
         raise TypeError(self._why())
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -38,13 +38,17 @@ class NotSent:
 
 
 def is_function(value: Any) -> bool:
-    """Tell whether a value is a function, or a tuple of them, as optimizers are."""
+    """Return whether a value is a function, or a tuple of them, as optimizers are.
+
+    >>> is_function(len), is_function((len, max)), is_function(3)
+    (True, True, False)
+    """
     is_tuple = isinstance(value, tuple) and len(value) > 0
     return all(map(callable, value)) if is_tuple else callable(value)
 
 
 def fill(value: _Value, *, like: Any) -> _Value:
-    """Return what was received, with the functions that did not travel.
+    """Return a received value with the functions that were not sent.
 
     Args:
       value: A result or an argument of a call: a flax `TrainState`, or what holds one.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import replicator.launchpad_bridge as lp
 from replicator.errors import RpcError
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.server.served_call import current_call
 from replicator.rpc.transports.connect import connect
 from tests.multiprocess.worker_nodes import tell
@@ -149,7 +149,7 @@ def vanish_often(learner, count):
     for number in range(count):
         lost = connect(learner.address, timeout_s=CALL_S)
         body = ["hold_until_cancelled", None, None, CALL_S]
-        lost.send(Kind.CALL, number, body, timeout_s=CALL_S)
+        lost.send(MessageKind.CALL, number, body, timeout_s=CALL_S)
         lost.close()
     return count
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from replicator.errors import AuthenticationError
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.authentication import MESSAGE_BYTES, ClientHandshake
 from replicator.rpc.security.secret import DESCRIPTOR_VARIABLE, FILE_VARIABLE, Secret
 from replicator.rpc.transports.connect import connect
@@ -226,7 +226,7 @@ def traps(path):
     ]
 
 
-KINDS = [*Kind, 0, 129, 255]
+KINDS = [*MessageKind, 0, 129, 255]
 
 
 def send_frames(server, payloads):

@@ -5,7 +5,7 @@ import random
 import threading
 
 from replicator.errors import CallTimeoutError, ConnectionLostError
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports.connect import connect
 from tests.rpc.transports.ends import SECRET
 
@@ -36,7 +36,7 @@ class FaultyConnection:
 
     def send(self, kind, call_id, value, *, timeout_s):
         faults = self.faults
-        if kind == Kind.CALL and not value[0].startswith("~"):
+        if kind == MessageKind.CALL and not value[0].startswith("~"):
             if faults.happens(faults.lose):
                 faults.lost += 1
                 return 0
@@ -54,7 +54,7 @@ class FaultyConnection:
         faults = self.faults
         if faults.is_silent:
             raise CallTimeoutError("silence")
-        if message.kind == Kind.REPLY and message.call_id:
+        if message.kind == MessageKind.REPLY and message.call_id:
             if faults.happens(faults.lose):
                 faults.lost += 1
                 raise CallTimeoutError("the reply was lost")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
+from replicator.rpc.adaptive_spin import SHORT_S, AdaptiveSpin
 from tests.rpc.courier_cases import NAMES, client_of, serving
 
 LOOK_S = 1e-6
@@ -21,7 +21,7 @@ class Scene:
         self.is_crowded = False
         self.comes_s = 0.0
         self.looks = 0
-        self.waits = ShortWaits(
+        self.waits = AdaptiveSpin(
             self.look, now_s=lambda: self.now_s, let_others=self.let_others
         )
 

@@ -14,10 +14,10 @@ from replicator.errors import ConnectionLostError, DecodeError, RemoteError
 from replicator.rpc.answers import RAISED
 from replicator.rpc.client.client import Client, list_methods
 from replicator.rpc.codec import tagged_values
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO, PROTOCOL
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.server.server import Server
 from replicator.rpc.transports.connect import connect, listen
 from tests.rpc.courier_cases import (
@@ -52,8 +52,8 @@ CALLS = {
     "a time past every clock": ["echo", None, None, 10**400],
     "a range as hello": [HELLO, MANY, None, 1.0],
     "a size as hello": [HELLO, [1 << 30], None, 1.0],
-    "a hello of 1 MB": [HELLO, [b"x" * (1 << 20)], None, 1.0],
-    "a name that is no text in a hello": [HELLO, [b"x", MANY], None, 1.0],
+    "a hello of bytes": [HELLO, [b"x" * (1 << 20)], None, 1.0],
+    "a name that is no text in a hello": [HELLO, [MANY], None, 1.0],
 }
 PINGS = [MANY, [[]], ["1"], {1: 2}, 5, list(range(10_000))]
 ERRORS = {
@@ -63,8 +63,10 @@ ERRORS = {
     "a complex time": ("expired", 1j),
     "a time past every clock": ("expired", 10**400),
     "a number that no text can show": 10**5000,
-    "an unknown word as a call without arguments": BareCall("later", None, None, 1.0),
-    "a word as a call without arguments": BareCall("expired", None, None, 1.0),
+    "an unknown word as a call without arguments": NoArgumentCall(
+        "later", None, None, 1.0
+    ),
+    "a word as a call without arguments": NoArgumentCall("expired", None, None, 1.0),
     "raised and no more": (RAISED, 0.0),
     "a range of names": (RAISED, MANY, "text", "", None, None),
     "names that are numbers": (RAISED, [1], "text", "", None, None),
@@ -105,17 +107,17 @@ def lying_server(*, welcome=(PROTOCOL, "liar", ()), error=None, reply=None, pong
     def serve(connection):
         while True:
             kind, call_id, payload = connection.receive(timeout_s=None)
-            value, answer = payload.take(), (Kind.ERROR, call_id, error)
-            if kind not in (Kind.PING, Kind.CALL):
+            value, answer = payload.take(), (MessageKind.ERROR, call_id, error)
+            if kind not in (MessageKind.PING, MessageKind.CALL):
                 continue  # it is told that a call is given up, or that the client goes
-            if kind == Kind.PING:
-                answer = Kind.PONG, call_id, pong
+            if kind == MessageKind.PING:
+                answer = MessageKind.PONG, call_id, pong
             elif value[0] == HELLO:
-                answer = Kind.REPLY, call_id, welcome
+                answer = MessageKind.REPLY, call_id, welcome
             elif reply is not None:
-                answer = Kind.REPLY, call_id, reply
+                answer = MessageKind.REPLY, call_id, reply
             calls.append(value)
-            if kind == Kind.PING or value[0] != "never":
+            if kind == MessageKind.PING or value[0] != "never":
                 connection.send(*answer, timeout_s=LONG_S)
 
     def accept():
@@ -143,12 +145,12 @@ def test_what_is_no_call_is_refused_at_once_and_its_connection_lives(body):
     with serving("unix", pool_size=1) as server, raw_client(server) as raw:
         started_s = time.monotonic()
         with little_memory(128 << 20):
-            raw.send(Kind.CALL, 1, body, timeout_s=LONG_S)
+            raw.send(MessageKind.CALL, 1, body, timeout_s=LONG_S)
             kind, call_id, payload = raw.receive(timeout_s=LONG_S)
-        assert (kind, call_id) == (Kind.ERROR, 1)
+        assert (kind, call_id) == (MessageKind.ERROR, 1)
         assert payload.take()[1][0] == "DecodeError"
         assert time.monotonic() - started_s < 2.0
-        raw.send(Kind.CALL, 2, ["echo", ["fine"], None, 1.0], timeout_s=LONG_S)
+        raw.send(MessageKind.CALL, 2, ["echo", ["fine"], None, 1.0], timeout_s=LONG_S)
         assert raw.receive(timeout_s=LONG_S).payload.take() == "fine"
         assert server._service.pool.num_running == 0
 
@@ -157,12 +159,12 @@ def test_what_is_no_call_is_refused_at_once_and_its_connection_lives(body):
 def test_what_is_no_ping_ends_its_connection_and_takes_no_memory(value):
     with serving("unix") as server, raw_client(server) as raw:
         with little_memory():
-            raw.send(Kind.PING, 1, value, timeout_s=LONG_S)
+            raw.send(MessageKind.PING, 1, value, timeout_s=LONG_S)
             with pytest.raises(ConnectionLostError):
                 raw.receive(timeout_s=LONG_S)
         with raw_client(server) as other:
-            other.send(Kind.PING, 1, [5], timeout_s=LONG_S)
-            assert other.receive(timeout_s=LONG_S).kind == Kind.PONG
+            other.send(MessageKind.PING, 1, [5], timeout_s=LONG_S)
+            assert other.receive(timeout_s=LONG_S).kind == MessageKind.PONG
 
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)

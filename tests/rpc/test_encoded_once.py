@@ -12,7 +12,6 @@ from replicator import rpc
 from replicator.errors import EncodeError, MessageTooLargeError, RemoteError
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.server.reply_cache import size_of
 from tests.rpc.courier_cases import LONG_S, NAMES, client_of, courier, serving
 
 ENCODED = [name for name in NAMES if name != "in-process"]
@@ -119,7 +118,3 @@ def test_each_registry_and_each_limit_has_an_encoding_of_its_own():
     with pytest.raises(MessageTooLargeError):
         encode(kept, limits=rpc.MessageLimits(message_bytes=20))
     assert encode(kept) is encode(kept)
-
-
-def test_the_cache_of_replies_counts_what_it_holds():
-    assert size_of(rpc.EncodedOnce({"a": np.zeros(1000)})) > 8000

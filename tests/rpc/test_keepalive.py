@@ -1,8 +1,8 @@
-from replicator.rpc.keepalive import MAX_CALLS, Ping, Pong, SignsOfLife
+from replicator.rpc.keepalive import MAX_CALLS, Keepalive, Ping, Pong
 
 
 def signs():
-    return SignsOfLife("the server", heartbeat_s=1.0)
+    return Keepalive("the server", heartbeat_s=1.0)
 
 
 def test_pings_are_a_heartbeat_apart():

@@ -6,7 +6,12 @@ import pytest
 
 from replicator.errors import EncodeError, RemoteError, RpcError
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.remote_errors import MAX_TEXT_BYTES, Told, rebuild, tell
+from replicator.rpc.remote_errors import (
+    MAX_TEXT_BYTES,
+    ErrorInfo,
+    describe_error,
+    remote_error,
+)
 
 EXCEPTIONS = {
     name: cls
@@ -25,7 +30,7 @@ PLAIN = {
 
 
 def rebuilt(told, registry=None):
-    return rebuild(
+    return remote_error(
         told,
         method="add",
         server="'counter' (process 7)",
@@ -38,7 +43,7 @@ def told_of(raise_it, registry=None):
     try:
         raise_it()
     except BaseException as error:
-        return tell(error, registry=registry or Registry())
+        return describe_error(error, registry=registry or Registry())
 
 
 def travelled(error, registry=None):
@@ -50,7 +55,7 @@ def travelled(error, registry=None):
 
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_each_builtin_is_raised_as_itself_and_as_a_remote_error(name):
-    error = rebuilt(Told([name, "Exception"], "the text"))
+    error = rebuilt(ErrorInfo([name, "Exception"], "the text"))
     assert isinstance(error, RemoteError)
     is_plain = name in PLAIN and name != "BaseException"
     assert isinstance(error, EXCEPTIONS[name]) != is_plain
@@ -60,7 +65,7 @@ def test_each_builtin_is_raised_as_itself_and_as_a_remote_error(name):
 
 @pytest.mark.parametrize("name", EXCEPTIONS)
 def test_a_remote_error_survives_pickling(name):
-    error = rebuilt(Told([name], "the text", "the traceback"))
+    error = rebuilt(ErrorInfo([name], "the text", "the traceback"))
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (type(error), str(error))
     assert vars(copy) == vars(error)
@@ -68,7 +73,7 @@ def test_a_remote_error_survives_pickling(name):
 
 @pytest.mark.parametrize("name", sorted(PLAIN))
 def test_what_ends_a_program_is_an_exception_at_the_caller(name):
-    error = rebuilt(Told([name], ""))
+    error = rebuilt(ErrorInfo([name], ""))
     assert type(error) is RemoteError
     assert error.type_name == name
 
@@ -105,7 +110,7 @@ def test_a_type_registered_on_one_side_only_is_the_nearest_known_one():
         pass
 
     told = told_of(lambda: travelled(OutOfStock("pears"), registry))
-    error = rebuilt(tell(OutOfStock("pears"), registry=registry))
+    error = rebuilt(describe_error(OutOfStock("pears"), registry=registry))
     assert told is None
     assert isinstance(error, LookupError)
     assert not isinstance(error, OutOfStock)
@@ -122,7 +127,7 @@ def test_a_name_that_hides_a_builtin_does_not_confuse_the_two():
     "name", ["print", "__import__", "os.system", "Registry", "int"]
 )
 def test_a_name_on_the_wire_is_looked_up_among_exceptions_only(name):
-    assert type(rebuilt(Told([name], "text"))) is RemoteError
+    assert type(rebuilt(ErrorInfo([name], "text"))) is RemoteError
 
 
 def test_the_errno_of_a_system_error_travels():
@@ -189,8 +194,8 @@ def test_an_error_without_text_is_named():
 
 
 def test_errors_of_one_type_share_a_class():
-    assert type(rebuilt(Told(["OSError"], "a"))) is type(
-        rebuilt(Told(["OSError"], "b"))
+    assert type(rebuilt(ErrorInfo(["OSError"], "a"))) is type(
+        rebuilt(ErrorInfo(["OSError"], "b"))
     )
 
 
@@ -212,7 +217,9 @@ def test_a_dataclass_can_be_an_exception():
 
 
 def test_what_another_process_says_is_no_command_to_a_terminal():
-    told = Told(["\x1b]0;a\x07"], "a\x1b[2J\tb\r\nc\x9b2J", "line 1\n\x1b[8m", None)
+    told = ErrorInfo(
+        ["\x1b]0;a\x07"], "a\x1b[2J\tb\r\nc\x9b2J", "line 1\n\x1b[8m", None
+    )
     error = rebuilt(told)
     shown = [str(error), error.type_name, error.remote_traceback, *error.__notes__]
     assert not any(set("".join(shown)) & set("\x1b\x07\r\x9b"))

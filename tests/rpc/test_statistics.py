@@ -112,7 +112,7 @@ def test_names_that_only_connect_take_no_place_of_those_that_call():
         {}, label="server", pool_size=1, limits=MessageLimits(), registry=Registry()
     )
     for number in range(300):
-        service.answer(HELLO, types.SimpleNamespace(), [b"id", f"stranger {number}"])
+        service.answer(HELLO, types.SimpleNamespace(), [f"stranger {number}"])
     assert service.records_of("actors/0") is not None
 
 

@@ -12,29 +12,29 @@ import weakref
 from typing import Protocol
 
 
-class Inherited(Protocol):
+class Droppable(Protocol):
     """What belongs to the process that made it."""
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Be of no use in this process, which is a child of the one that made it.
 
         Takes no lock, as who held one is not in this process; tells no other process.
         """
 
 
-_inherited: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
+_inherited: "weakref.WeakSet[Droppable]" = weakref.WeakSet()
 
 
-def let_go_in_child(owner: Inherited) -> None:
+def register_fork_drop(owner: Droppable) -> None:
     """Let `owner` know when it finds itself in a forked child."""
     _inherited.add(owner)
 
 
-def _let_go_of_all() -> None:
+def _drop_all() -> None:
     for owner in list(_inherited):
-        owner.let_go()
+        owner.drop_after_fork()
     _inherited.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_of_all)
+    os.register_at_fork(after_in_child=_drop_all)

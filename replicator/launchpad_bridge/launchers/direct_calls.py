@@ -19,7 +19,7 @@ from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.own_methods import LIST_METHODS
-from replicator.rpc.remote_errors import rebuild, tell
+from replicator.rpc.remote_errors import describe_error, remote_error
 
 
 @final
@@ -154,8 +154,8 @@ class DirectClient(_Methods):
                 raise AttributeError(f"{server.name!r} has no method {method!r}.")
             return server.methods[method](*args, **kwargs)
         except BaseException as error:
-            raise rebuild(
-                tell(error, registry=DEFAULT_REGISTRY),
+            raise remote_error(
+                describe_error(error, registry=DEFAULT_REGISTRY),
                 method=method,
                 server=repr(server.name),
                 address=self.address,

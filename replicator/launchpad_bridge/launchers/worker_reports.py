@@ -22,8 +22,8 @@ from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.codec.wire_format import lay_out
-from replicator.rpc.protocols import Kind
-from replicator.rpc.remote_errors import Told, rebuild, tell
+from replicator.rpc.protocols import MessageKind
+from replicator.rpc.remote_errors import ErrorInfo, describe_error, remote_error
 
 STOP = b"s"
 """From the launcher: stop."""
@@ -87,7 +87,7 @@ class Report:
 
     kind: GoodEnd | Literal["raised"]
     result: PyTree = None
-    error: Told | None = None
+    error: ErrorInfo | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -104,7 +104,7 @@ def pack_result(result: PyTree, end: GoodEnd) -> bytes:
 
 def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
     """Return a frame that says what a node raised."""
-    told = tell(error, registry=DEFAULT_REGISTRY)
+    told = describe_error(error, registry=DEFAULT_REGISTRY)
     notes = [str(note)[:_LONGEST_NOTE] for note in getattr(error, "__notes__", ())]
     notes = notes[:_MOST_NOTES]
     try:
@@ -114,7 +114,7 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
     return _pack(_RAISED, encoded, log_bytes)
 
 
-def rebuild_error(told: Told, *, worker: str, where: str) -> RemoteError:
+def rebuild_error(told: ErrorInfo, *, worker: str, where: str) -> RemoteError:
     """Return what a worker raised, as an error of this process.
 
     Args:
@@ -122,7 +122,7 @@ def rebuild_error(told: Told, *, worker: str, where: str) -> RemoteError:
       worker: Its name.
       where: Its process.
     """
-    return rebuild(
+    return remote_error(
         told, method="run", server=worker, address=where, registry=DEFAULT_REGISTRY
     )
 
@@ -180,7 +180,7 @@ def read_report(frame: Frame) -> Report:
     raise DecodeError(f"A report must be of a known kind, got {kind!r}.")
 
 
-def _told(values: tuple[Any, ...]) -> Told:
+def _told(values: tuple[Any, ...]) -> ErrorInfo:
     match values:
         case (
             tuple() | list() as names,
@@ -189,8 +189,8 @@ def _told(values: tuple[Any, ...]) -> Told:
             None | int() as errno,
             None | dict() as attributes,
         ) if names:
-            checked(Kind.ERROR, (RAISED, *values))
-            return Told(tuple(names), text, trace, errno, attributes)
+            checked(MessageKind.ERROR, (RAISED, *values))
+            return ErrorInfo(tuple(names), text, trace, errno, attributes)
     raise DecodeError("An error must be told by its types, its text, its traceback.")
 
 

@@ -1,1 +1,1 @@
-"""Calls that are merged into one, and results that are taken apart again."""
+"""Merging of calls into one, and splitting of its result."""

@@ -13,12 +13,12 @@ from typing import Any, final
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRules:
-    """When calls run together, and how.
+    """Rules for the calls that run together.
 
     Attributes:
-      batch_size: Calls in a full batch.
-      max_parallelism: Batches that run at once.
-      timeout_s: How long the first call of a batch waits for others.
+      batch_size: Number of calls in a full batch.
+      max_parallelism: Number of batches that run at once.
+      timeout_s: Seconds that the first call of a batch waits for others.
       pad_batch: Whether the function always gets a full batch.
       isolate_errors: Whether it is called for each call alone when it raises.
     """
@@ -35,9 +35,9 @@ class Batch:
     """Calls that fit each other.
 
     Attributes:
-      fit: What is equal for all of them.
-      due_s: When they wait no longer; the first of them looks at the clock for all.
-      calls: They, oldest first; whatever the driver has for them.
+      fit: Key that is equal for all of them.
+      due_s: Time until which they wait; the first of them watches the clock for all.
+      calls: Calls, oldest first, as the driver represents them.
     """
 
     fit: Hashable
@@ -46,12 +46,12 @@ class Batch:
 
 
 @final
-class Batches:
-    """What waits and how much runs; the driver holds a lock around each call.
+class BatchQueue:
+    """Batches that wait or run; the driver holds a lock around each call.
 
     Attributes:
-      waiting: The batches that wait, oldest first.
-      running: How many run.
+      waiting: Batches that wait, oldest first.
+      running: Number of batches that run.
     """
 
     def __init__(self, rules: BatchRules) -> None:
@@ -60,7 +60,14 @@ class Batches:
         self._rules = rules
 
     def join(self, call: Any, fit: Hashable, now_s: float) -> Batch | None:
-        """Let a call wait; return the batch if it is the first, and so must watch."""
+        """Let a call wait; return the batch if it is the first, and so must watch.
+
+        >>> rules = BatchRules(batch_size=2, max_parallelism=1, timeout_s=0.2)
+        >>> queue = BatchQueue(rules)
+        >>> queue.join("a", "images", 0.0)
+        Batch(fit='images', due_s=0.2, calls=['a'])
+        >>> queue.join("b", "images", 0.1)  # joins the first
+        """
         for batch in self.waiting:
             if batch.fit == fit and len(batch.calls) < self._rules.batch_size:
                 batch.calls.append(call)
@@ -81,7 +88,14 @@ class Batches:
         return None
 
     def start(self, now_s: float) -> list[Batch]:
-        """Return what runs from now on, oldest first, as far as there is room."""
+        """Return the batches to start now, oldest first, as far as there is room.
+
+        >>> rules = BatchRules(batch_size=2, max_parallelism=1, timeout_s=0.2)
+        >>> queue = BatchQueue(rules)
+        >>> _ = queue.join("a", "images", 0.0)
+        >>> queue.start(0.1), [batch.calls for batch in queue.start(0.2)]
+        ([], [['a']])
+        """
         started = []
         for batch in self.waiting.copy():
             may_run = len(batch.calls) >= self._rules.batch_size or batch.due_s <= now_s

@@ -27,7 +27,7 @@ _NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 def fit_of(value: PyTree) -> Hashable:
-    """Return what is equal for two values exactly when they can be merged.
+    """Return a key that is equal for two values exactly when they can be merged.
 
     Args:
       value: Arguments of one call.

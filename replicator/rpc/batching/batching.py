@@ -2,14 +2,14 @@
 
 Each caller waits in its own thread, and the one that completes a batch runs it for all;
 no thread is started. So a server needs a pool of at least `batch_size` threads, or no
-batch ever fills: it then runs when its time is over, and the server says so once.
+batch ever fills: it then runs when its time is over, and the server warns once.
 
     caller 1 ── joins ── waits, watches the time ───────────── row 0
     caller 2 ── joins ── waits ─────────────────────────────── row 1
     caller 3 ── joins: full ── merge ── function ── split ──── row 2
 
-Who runs with whom and when is decided in `batch_forming`, how values are merged and
-split in `batches`; here are the lock, the waiting and the errors.
+`batch_forming` decides which calls run together and when, `batches` merges and splits
+values; here are the lock, the waiting and the errors.
 """
 
 import functools
@@ -27,14 +27,14 @@ from replicator.errors import (
     check_count,
     check_not_async,
 )
-from replicator.rpc.batching.batch_forming import Batch, Batches, BatchRules
+from replicator.rpc.batching.batch_forming import Batch, BatchQueue, BatchRules
 from replicator.rpc.batching.batches import fit_of, merge, split
 from replicator.rpc.server.served_call import current_call, running_here
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 60.0  # then the log names what is waited for
 _LOOK_S = 1.0  # how often a call that came by RPC looks whether anybody waits for it
-# For all objects: held while one gets its meeting. No other lock is taken under it.
+# Guards the meetings of all objects, while one is made. No lock is taken under it.
 _BINDING = threading.Lock()
 
 
@@ -50,7 +50,7 @@ def batched_handler(
 
     Use it as a decorator of a method, or on a bound one:
     `self.predict = batched_handler(32)(self.predict)`. Positional and named arguments
-    are merged as `batches` says: arrays get a new first axis, numbers become 1-d
+    are merged as in `batches`: arrays get a new first axis, numbers become 1-d
     arrays, anything else a list. Calls whose structure, shapes, dtypes or types differ
     do not meet: each kind fills batches of its own. The caller gets its row of the
     result, whether the call came by RPC or from a thread of the same process. A call
@@ -58,10 +58,10 @@ def batched_handler(
     several callers, `current_call()` is None inside of the function.
 
     Args:
-      batch_size: Calls in a full batch, which runs at once.
-      max_parallelism: Batches that run at the same time.
-      timeout_s: How long a batch waits, from its first call, before it runs with fewer.
-        Past that it goes on filling while `max_parallelism` others run.
+      batch_size: Number of calls in a full batch, which runs at once.
+      max_parallelism: Number of batches that run at the same time.
+      timeout_s: Seconds that a batch waits, from its first call, before it runs with
+        fewer. Past that it goes on filling while `max_parallelism` others run.
       pad_batch: Repeat the first call up to `batch_size`, so that a jitted function
         sees one shape and compiles once; what it returns for these is dropped.
       isolate_errors: When the function raises, call it again with each call alone,
@@ -69,7 +69,7 @@ def batched_handler(
         off, and all fail together, where that does harm.
 
     Returns:
-      What makes a `BatchedHandler` of a function.
+      A decorator that makes a `BatchedHandler` of a function.
 
     Raises:
       ArgumentError: A number is out of range.
@@ -151,13 +151,13 @@ class BatchedHandler:
 
 
 class _Row(NamedTuple):
-    """What a call returns."""
+    """Result of a call."""
 
     value: PyTree
 
 
 class _Failure(NamedTuple):
-    """What a call raises."""
+    """Error of a call."""
 
     error: BaseException
 
@@ -166,10 +166,10 @@ _Outcome: TypeAlias = _Row | _Failure
 
 
 class _Call:
-    """One that waits, in a thread of its own; it is told things through its inbox.
+    """A call that waits, in a thread of its own, for an item in its inbox.
 
-    That is a batch to run, a time when it must look whether its batch is to be run, or
-    its outcome.
+    An item is a batch to run, a time at which it must look whether its batch may run,
+    or its outcome. Others put items, under the meeting's lock but for outcomes.
     """
 
     __slots__ = ("arguments", "has_left", "inbox", "served", "started_s", "warn_s")
@@ -183,7 +183,7 @@ class _Call:
         self.warn_s = _LONGEST_WAIT_S
 
     def is_wanted(self) -> bool:
-        """Tell whether anybody waits for its row."""
+        """Return whether its caller still waits for the row."""
         return not (self.has_left or (self.served and self.served.is_cancelled()))
 
     def patience_s(self) -> float:
@@ -195,7 +195,7 @@ class _Call:
 
 
 class _Meeting:
-    """Where the calls of one function, of one object, meet.
+    """Meeting of the concurrent calls of one function of one object.
 
     The lock guards the batches and the order in which inboxes are filled from them; no
     function of the user runs under it, and no other lock is taken.
@@ -205,8 +205,8 @@ class _Meeting:
         self.owner = owner
         self._rules = rules
         self._name = name
-        self._lock = threading.Lock()
-        self._batches = Batches(rules)
+        self._lock = threading.Lock()  # see above
+        self._batches = BatchQueue(rules)
 
     def __reduce__(self) -> tuple[type, tuple[BatchRules, str]]:
         # An object that is copied or pickled takes its rules along, not its callers.
@@ -257,14 +257,14 @@ class _Meeting:
                     watch_s = news
 
     def _run(self, fn: Callable[..., PyTree], calls: Sequence[Any]) -> None:
-        """Run a batch in this thread; put into each inbox what came of it."""
+        """Run a batch in this thread; put each outcome into its inbox."""
         own, running_here.call = running_here.call, None
         try:
             wanted = [call for call in calls if call.is_wanted()]
             for call, outcome in zip(wanted, self._outcomes(fn, wanted), strict=True):
                 call.inbox.put(outcome)
         except BaseException as error:
-            # An interrupt is for this thread: the others hear of it as an error.
+            # An interrupt is for this thread: the others get an error.
             why = f"{type(error).__name__} ended `{self._name}` while it ran for others"
             for call in calls:
                 call.inbox.put(_Failure(CallCancelledError(f"{why}. Call again.")))
@@ -300,7 +300,7 @@ class _Meeting:
             yield from [_Failure(error)] * len(calls)
 
     def _leave(self, call: _Call) -> None:
-        """Take a call out whose caller is gone; hand on what only it was told to do."""
+        """Take a call out whose caller is gone; hand on the batch it had to run."""
         with self._lock:
             call.has_left = True
             self._act(self._batches.leave(call))

@@ -15,7 +15,7 @@ from replicator.rpc.client.link import Link
 from replicator.rpc.client.reading_role import Inbox
 
 _TICK_S = 0.25
-"""How much later than its deadline a future may hear of it."""
+"""Seconds that a future may fail later than its deadline."""
 _IDLE_S = 10.0
 
 
@@ -30,6 +30,7 @@ class BackgroundReader:
     def __init__(self, link: Link) -> None:
         self.is_asleep = True
         self._link = link
+        # Others put here, this thread alone takes; an item is a wake-up, with no value.
         self._inbox = Inbox()
         # Guards `_thread`: the end of one thread and the start of the next.
         self._lock = threading.Lock()
@@ -40,6 +41,8 @@ class BackgroundReader:
         with self._lock:
             self.is_asleep = False
             if self._thread is None:
+                # A daemon: a process may exit while futures wait. It ends by itself, in
+                # `_read_on`.
                 self._thread = threading.Thread(
                     target=self._run, name="rpc futures", daemon=True
                 )
@@ -48,7 +51,7 @@ class BackgroundReader:
                 self._inbox.put(None)
 
     def close(self) -> None:
-        """Let it see that the link is lost."""
+        """Wake the thread, which ends as the link is lost."""
         self._inbox.put(None)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a caller is told when a call has no result, in words that name the edge."""
+"""Errors of calls without a result; each names method, server and address."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,15 @@ from replicator.errors import (
     ServerStoppedError,
 )
 from replicator.rpc.client.link import Failure
-from replicator.rpc.client.retry import Outcome
+from replicator.rpc.client.retry import TryOutcome
 
 
-class Edge(NamedTuple):
-    """A call, for people: what, of whom, where."""
+class CallTarget(NamedTuple):
+    """Method, server and address of a call, as errors name them.
+
+    >>> str(CallTarget("add", "'counter'", "unix:/run/counter"))
+    "`add` of 'counter' at unix:/run/counter"
+    """
 
     method: str
     server: str
@@ -26,16 +30,25 @@ class Edge(NamedTuple):
 
 
 def late(
-    edge: Edge, failure: Failure, *, waited_s: float, attempts: int
+    edge: CallTarget, failure: Failure, *, waited_s: float, attempts: int
 ) -> CallTimeoutError:
-    """Return the error for a call whose deadline has passed."""
+    """Return the error for a call whose deadline has passed.
+
+    >>> target = CallTarget("add", "'counter'", "unix:/run/counter")
+    >>> print(late(target, Failure(TryOutcome.LATE), waited_s=2.0, attempts=1))
+    Deadline Exceeded: `add` of 'counter' at unix:/run/counter did not answer within
+    2 s. It was not asked yet what it does. Give it longer with `timeout_s`, or look at
+    it.
+    """
     return CallTimeoutError(
         f"{_LATE} {edge} did not answer within {waited_s:.3g} s{_tries(attempts)}. "
         f"{_what_is_known(failure)} Give it longer with `timeout_s`, or look at it."
     )
 
 
-def never_ready(edge: Edge, failure: Failure, *, waited_s: float) -> CallTimeoutError:
+def never_ready(
+    edge: CallTarget, failure: Failure, *, waited_s: float
+) -> CallTimeoutError:
     """Return the error for a call that found no server within its deadline."""
     return CallTimeoutError(
         f"{_LATE} {edge} was not called: no server was ready within {waited_s:.3g} s"
@@ -43,20 +56,20 @@ def never_ready(edge: Edge, failure: Failure, *, waited_s: float) -> CallTimeout
     )
 
 
-def failed(edge: Edge, failure: Failure, *, attempts: int) -> RpcError:
+def failed(edge: CallTarget, failure: Failure, *, attempts: int) -> RpcError:
     """Return the error for a call that is not tried again."""
     tries, why = _tries(attempts), _because(failure)
     match failure.outcome:
-        case Outcome.UNREACHABLE:
+        case TryOutcome.UNREACHABLE:
             return ConnectionLostError(
                 f"{edge} was not called: failed to connect to all addresses{why}. "
                 "Start the server, or wait for it with `wait_for_ready=True`."
             )
-        case Outcome.REFUSED:
+        case TryOutcome.REFUSED:
             return ServerStoppedError(
                 f"{edge} was not run: the server stops{tries}{why}. Call again."
             )
-        case Outcome.UNKNOWN:
+        case TryOutcome.UNKNOWN:
             return ConnectionLostError(
                 f"{edge} may have run: the server lives and knows nothing of the call, "
                 f"so it or its reply was lost{tries}. {_MARK}"
@@ -68,7 +81,7 @@ def failed(edge: Edge, failure: Failure, *, attempts: int) -> RpcError:
             )
 
 
-def abandoned(edge: Edge, ran_s: float) -> ServerStoppedError:
+def abandoned(edge: CallTarget, ran_s: float) -> ServerStoppedError:
     """Return the error for a call that ran when its server stopped."""
     return ServerStoppedError(
         f"{edge} may have run in part: the server stopped {ran_s:.3g} s after it got "
@@ -76,7 +89,7 @@ def abandoned(edge: Edge, ran_s: float) -> ServerStoppedError:
     )
 
 
-def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
+def expired(edge: CallTarget, waited_s: float) -> CallTimeoutError:
     """Return the error for a call that waited too long in the server."""
     return CallTimeoutError(
         f"{_LATE} {edge} was not run: it waited {waited_s:.3g} s in the server. "
@@ -84,7 +97,7 @@ def expired(edge: Edge, waited_s: float) -> CallTimeoutError:
     )
 
 
-def overran(edge: Edge, ran_s: float) -> CallTimeoutError:
+def overran(edge: CallTarget, ran_s: float) -> CallTimeoutError:
     """Return the error for a call whose handler gave up when its deadline passed."""
     return CallTimeoutError(
         f"{_LATE} {edge} did not answer in time: its handler gave up after "
@@ -102,7 +115,7 @@ def inherited(address: str) -> RpcError:
 
 
 def unsendable(
-    edge: Edge, error: EncodeError | MessageTooLargeError
+    edge: CallTarget, error: EncodeError | MessageTooLargeError
 ) -> EncodeError | MessageTooLargeError:
     """Return the error for arguments that cannot be sent, with their names in it."""
     # The body of a call is a list: its second item holds the arguments by position.
@@ -110,12 +123,12 @@ def unsendable(
     return type(error)(f"{edge} was not called. {text}")
 
 
-def unreadable(edge: Edge, error: RpcError) -> RpcError:
-    """Return the error for a reply that is no value here."""
+def unreadable(edge: CallTarget, error: RpcError) -> RpcError:
+    """Return the error for a reply that cannot be decoded here."""
     return type(error)(f"{edge} has run, and its reply cannot be read. {error}")
 
 
-# Of gRPC, and so of Launchpad: programs look for these words.
+# The text of gRPC, and so of Launchpad: programs match it.
 _LATE = "Deadline Exceeded:"
 _MARK = "Mark it `idempotent` if it may be run again."
 
@@ -134,10 +147,10 @@ def _what_is_known(failure: Failure) -> str:
             f"It has given no sign of life for {failure.silent_s:.3g} s: it is "
             "stopped, stuck or cut off."
         )
-    if failure.server_says is not None:
-        what, seconds = failure.server_says
+    if failure.reported is not None:
+        what, seconds = failure.reported
         done = "had run for" if what == "runs" else "had waited for a free place for"
-        return f"It answers pings, and said that the call {done} {seconds:.3g} s."
+        return f"It answers pings, and reported that the call {done} {seconds:.3g} s."
     if failure.cause is not None:
         return f"{failure.cause}"
     return "It was not asked yet what it does."

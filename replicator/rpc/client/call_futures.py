@@ -10,19 +10,18 @@ from typing import Any, final
 from replicator.rpc.client.link import Answer, Link
 from replicator.rpc.client.request import Request
 
-# For all futures: held for one assignment, with nothing else inside.
+# Guards `_is_given_up` of all futures: held for one assignment, no lock taken under it.
 _CANCELLING = threading.Lock()
 
 
 @final
 class CallFuture(concurrent.futures.Future[Any]):
-    """What `client.futures.method(...)` returns.
+    """Result to be of `client.futures.method(...)`.
 
     Attributes:
-      request: What is called.
-      link: Where it waits for its answer; None while it waits to be sent.
-      inherited: What asking for the result raises in a forked child, where nobody
-        reads it.
+      request: The call.
+      link: Link on which it waits for its answer; None while it waits to be sent.
+      inherited: Error that `result` raises in a forked child, where no thread reads.
     """
 
     def __init__(
@@ -35,12 +34,12 @@ class CallFuture(concurrent.futures.Future[Any]):
         self.call_id = request.call_id
         self.deadline_s = request.deadline_s
         self.is_sent = False
-        self.server_says: tuple[str, float] | None = None
+        self.reported: tuple[str, float] | None = None
         self._take = take
         self._is_given_up = False
 
     def settle(self, answer: Answer) -> None:
-        """Hand an answer to who makes a result of it."""
+        """Set the result from an answer; runs in the thread that reads."""
         self._take(self, answer)
 
     def result(self, timeout: float | None = None) -> Any:
@@ -54,7 +53,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         return super().exception(timeout)
 
     def cancel(self) -> bool:
-        """Give the call up, whether it runs or not, and tell the server.
+        """Give the call up, whether it runs or not, and cancel it in the server.
 
         Returns:
           False if it has a result already.
@@ -64,14 +63,14 @@ class CallFuture(concurrent.futures.Future[Any]):
         with _CANCELLING:
             is_first, self._is_given_up = not self._is_given_up, True
         if is_first:
-            # Who waits in `concurrent.futures.wait` is woken by this alone.
+            # This alone wakes threads in `concurrent.futures.wait`.
             self.set_running_or_notify_cancel()
             if self.link is not None:
                 self.link.give_up(self)
         return True
 
     def _read_if_this_thread_reads(self, timeout: float | None) -> None:
-        """Go on reading where a callback, in the thread that reads, waits for us."""
+        """Read on if this thread is the reader, in a callback that waits for us."""
         if self.inherited is not None:
             raise self.inherited
         if self.link is not None and self.link.role.is_mine():

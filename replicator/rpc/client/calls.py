@@ -4,7 +4,8 @@
               ▲                                      │
               └────── wait a little ◀── may be tried again? (`retry`) ──no──▶ error
 
-A call keeps its number through all tries, so that a server knows it again.
+A call of an idempotent method that may have run is made again, so it may run more than
+once. No other call runs twice: what may have run raises an error instead.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from typing import NamedTuple, final
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import (
     CallCancelledError,
@@ -29,30 +30,30 @@ from replicator.errors import (
 from replicator.rpc import answers
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client import call_errors, retry
-from replicator.rpc.client.call_errors import Edge
+from replicator.rpc.client.call_errors import CallTarget
 from replicator.rpc.client.call_futures import CallFuture
 from replicator.rpc.client.connector import Connector
 from replicator.rpc.client.link import Answer, Failure, Link
 from replicator.rpc.client.request import Request, body_of
 from replicator.rpc.client.resending import Resender
-from replicator.rpc.client.retry import Again, Outcome, OutOfTime
+from replicator.rpc.client.retry import Again, OutOfTime, TryOutcome
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.own_methods import HELLO
-from replicator.rpc.protocols import Kind, Message
-from replicator.rpc.remote_errors import Told, rebuild
+from replicator.rpc.protocols import Message, MessageKind
+from replicator.rpc.remote_errors import ErrorInfo, remote_error
 
-_REPLY = int(Kind.REPLY)
+_REPLY = int(MessageKind.REPLY)
 _RESEND_TIMEOUT_S = 1.0
 
 
 class Done(NamedTuple):
-    """A call ended with a result."""
+    """Result of a call."""
 
     value: PyTree
 
 
 class Failed(NamedTuple):
-    """A call ended with an error."""
+    """Error of a call."""
 
     error: Exception
 
@@ -69,27 +70,30 @@ class Calls:
         registry: Registry,
         wait_for_ready: bool,
     ) -> None:
-        """Make the machinery; it connects at the first call.
+        """Prepare calls; the first one connects.
 
         Args:
-          connector: The way to the server.
-          address: Of the server, for errors.
-          registry: Whose exceptions are known here.
+          connector: Makes links to the server.
+          address: Address of the server, for errors.
+          registry: Classes whose exceptions are known here.
           wait_for_ready: Whether calls wait for a server that is not there; may be
-            changed at any time, also for calls under way.
+            changed at any time, also for pending calls.
         """
         self._connector = connector
         self._address = address
         self._registry = registry
         self.wait_for_ready = wait_for_ready
+        # `next` of it is atomic: any thread may make calls.
         self._ids = itertools.count(1)
+        # Set by `close` and never cleared; also cuts short the wait between two tries.
         self._closed = threading.Event()
         self._resender = Resender()
-        let_go_in_child(self)
+        register_fork_drop(self)
 
-    def let_go(self) -> None:
-        """Call no more: this is a forked child. Its parent's calls go on there."""
-        waiting = [*self._connector.let_go(), *self._resender.waiting()]
+    def drop_after_fork(self) -> None:
+        """Make no calls in this forked child; its parent's calls go on there."""
+        # New objects: a thread of the parent may have held the locks of the old ones.
+        waiting = [*self._connector.drop_after_fork(), *self._resender.waiting()]
         self._closed, self._resender = threading.Event(), Resender()
         for future in waiting:
             if isinstance(future, CallFuture):
@@ -107,6 +111,7 @@ class Calls:
         call_id = next(self._ids)
         started_s = time.monotonic()
         deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+        # Read once, without a lock: it may be lost at any time, which `ask` reports.
         link = self._connector.link
         answer = None
         if link is not None:
@@ -150,14 +155,14 @@ class Calls:
 
     def wait_until_ready(self, timeout_s: float | None) -> None:
         """Wait until the server answers, also if calls do not wait for it."""
-        self.call(HELLO, self._connector.hello, {}, timeout_s)
+        self.call(HELLO, [self._connector.name], {}, timeout_s)
 
     def close(self) -> None:
         """Give all calls up; take no more."""
-        # First: what is given up from now on is not tried again.
+        # First: a call that fails from now on is not tried again.
         self._closed.set()
-        # Before those that wait are taken out: who is put back after that finds no
-        # link, and hears in its turn that the client is closed.
+        # Before the waiting futures are taken out: one that is put back after that
+        # finds no link, and fails in its turn because the client is closed.
         self._connector.close()
         left = self._resender.take_all()
         for future in left:
@@ -256,7 +261,7 @@ class Calls:
     # What follows a try.
 
     def _step_after(self, request: Request, answer: Answer) -> Done | Failed | Again:
-        """Say what follows an answer, or the lack of one."""
+        """Return what follows an answer, or the lack of one."""
         if self._closed.is_set():
             return Failed(self._closed_error(request.method))
         try:
@@ -284,10 +289,10 @@ class Calls:
         if message.kind == _REPLY:
             return Done(value)
         edge = self._edge(request.method)
-        why, details = answers.read_error(checked(Kind.ERROR, value))
-        if isinstance(details, Told):
+        why, details = answers.read_error(checked(MessageKind.ERROR, value))
+        if isinstance(details, ErrorInfo):
             return Failed(
-                rebuild(
+                remote_error(
                     details,
                     method=request.method,
                     server=edge.server,
@@ -300,8 +305,8 @@ class Calls:
         if why == answers.OVERRAN:
             return Failed(call_errors.overran(edge, details))
         if why == answers.ABANDONED:
-            return Failure(Outcome.LOST, call_errors.abandoned(edge, details))
-        return Failure(Outcome.REFUSED)
+            return Failure(TryOutcome.LOST, call_errors.abandoned(edge, details))
+        return Failure(TryOutcome.REFUSED)
 
     def _error(self, request: Request, failure: Failure, is_late: bool) -> Exception:
         edge = self._edge(request.method)
@@ -309,7 +314,7 @@ class Calls:
             return failure.cause
         if not is_late:
             return call_errors.failed(edge, failure, attempts=request.attempts)
-        if failure.outcome in (Outcome.UNREACHABLE, Outcome.REFUSED):
+        if failure.outcome in (TryOutcome.UNREACHABLE, TryOutcome.REFUSED):
             return call_errors.never_ready(edge, failure, waited_s=request.waited_s)
         return call_errors.late(
             edge, failure, waited_s=request.waited_s, attempts=request.attempts
@@ -320,8 +325,8 @@ class Calls:
             f"{self._edge(method)} was given up: the client was closed. Make a new one."
         )
 
-    def _edge(self, method: str) -> Edge:
-        return Edge(method, self._connector.server, self._address)
+    def _edge(self, method: str) -> CallTarget:
+        return CallTarget(method, self._connector.server, self._address)
 
     def _may_repeat(self, method: str) -> bool:
         return method in self._connector.retried or method.startswith("~")

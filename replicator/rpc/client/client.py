@@ -80,27 +80,26 @@ class _Methods(Generic[_Made]):
         *,
         timeout_s: float | None = _OF_CLIENT,
     ) -> _Made:
-        """Call a method and wait for its result: `client.method(...)`, spelled out.
+        """Call a method and wait for its result: `client.method(...)` in full.
 
         Args:
-          method: Its name.
+          method: Name of the method.
           args: Arguments by position.
           kwargs: Arguments by name.
           timeout_s: Deadline of this call, also for the handler; None: none. By default
             that of the client.
 
         Returns:
-          Of a client, what the method returned; arrays are read-only. Of
-          `client.futures`, the result to be: it never waits for a server, and `cancel`
-          reaches the handler. Functions given to `add_done_callback` run in the thread
-          that reads.
+          Result of the method; arrays are read-only. `client.futures` returns a future:
+          it never waits for a server, and `cancel` reaches the handler. Functions given
+          to `add_done_callback` run in the thread that reads.
 
         Raises:
-          EncodeError: An argument cannot be sent; says which. This one and the next
-            `client.futures` raises, too; all others are in the future.
+          EncodeError: An argument cannot be sent; the error names it. This one and the
+            next `client.futures` raises, too; all others are in the future.
           MessageTooLargeError: The arguments are past the limit.
           RemoteError: The method raised; also of the type that it raised.
-          CallTimeoutError: No answer came in time; says what the server is doing.
+          CallTimeoutError: No answer came in time; names the state of the server.
           ConnectionLostError: The server is gone; the call may have run.
           ServerStoppedError: The server stopped while the call ran.
           AuthenticationError: The server and this client are of different programs.
@@ -112,7 +111,7 @@ class _Methods(Generic[_Made]):
 
 @final
 class Futures(_Methods[CallFuture]):
-    """The methods of a server; each returns the result to be."""
+    """Methods of a server that return a future each."""
 
 
 @final
@@ -142,20 +141,20 @@ class Client(_Methods[PyTree]):
         """Make a client; it connects at its first call.
 
         Args:
-          address: What `Server.address` says.
-          secret: The program's; by default what lies beside a Unix socket, or where the
-            environment points to.
+          address: Value of `Server.address`.
+          secret: Secret of the program; by default the file beside a Unix socket, or
+            the one that the environment points to.
           timeout_s: Deadline of each call; None: none, calls may wait for ever.
           wait_for_ready: Whether a call waits, within its deadline, for a server that
             is not there (yet). If not, it raises at once.
           registry: Classes that may travel.
-          limits: Of messages.
+          limits: Limits of messages.
           tls: Files of a client, for gRPC.
-          insecure: Do without TLS, for gRPC beyond this host.
-          heartbeat_s: After so long without an answer the server is asked whether it
-            lives and what it does; after five times that it counts as silent.
-          dial: What connects within so many seconds, for transports of your own.
-          name: Under which the server counts this client's calls in its statistics.
+          insecure: Whether to do without TLS, for gRPC beyond this host.
+          heartbeat_s: Seconds without an answer after which the server is pinged;
+            after five times that it counts as silent.
+          dial: Connects within the given seconds, for transports of your own.
+          name: Name under which the server counts this client's calls.
 
         Raises:
           ArgumentError: A number is out of range.
@@ -252,7 +251,7 @@ def statistics(client: Client) -> ServerStatistics:
         callers = _each(CallerStatistics, known.pop("callers"))
         return ServerStatistics(methods=methods, callers=callers, **_numbers(known))
     except (AttributeError, KeyError, TypeError) as error:
-        raise DecodeError("A server's statistics are none of ours.") from error
+        raise DecodeError("Malformed statistics reply.") from error
 
 
 def _each(kind: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
@@ -266,9 +265,9 @@ def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_no_longer(client: Client) -> None:
-    """Let calls of a client, those under way too, wait for no server that is not there.
+    """Make pending and future calls fail at once if the server is gone.
 
-    For who knows that none will come: a program that ends.
+    For programs that end, where no server will start any more.
 
     Args:
       client: Its calls raise `ConnectionLostError` at once, or after a last try.

@@ -1,6 +1,5 @@
-"""The way of a client to its server: one link, made when needed, again when lost."""
+"""Connect a client to its server: one link, made when needed, again when lost."""
 
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from replicator.rpc.client.background_reader import BackgroundReader
 from replicator.rpc.client.call_errors import inherited
 from replicator.rpc.client.link import Failure, Link, WaitingCall
 from replicator.rpc.client.request import body_of
-from replicator.rpc.client.retry import Outcome
+from replicator.rpc.client.retry import TryOutcome
 from replicator.rpc.own_methods import HELLO, PROTOCOL, WELCOME
 from replicator.rpc.protocols import Connection
 
@@ -28,13 +27,13 @@ _CONNECT_TIMEOUT_S = 10.0
 
 @final
 class Connector:
-    """Holds the link.
+    """Maker and holder of the link.
 
     Attributes:
-      link: The one that takes calls; None while there is none.
-      server: The label of the server that answered last.
-      retried: Its methods that are idempotent.
-      client_id: Random; the same on each link, so that a server knows a call again.
+      link: Link that takes calls; None while there is none.
+      server: Label of the server that answered last.
+      retried: Idempotent methods of that server.
+      name: Name of the client in the server's statistics.
     """
 
     def __init__(
@@ -48,15 +47,14 @@ class Connector:
         """Make one that is not connected.
 
         Args:
-          dial: Connects to the server within so many seconds.
-          address: Of the server, for errors.
+          dial: Connects to the server within the given seconds.
+          address: Address of the server, for errors.
           heartbeat_s: See `Link`.
-          name: Of the client, in the server's statistics.
+          name: Name of the client in the server's statistics.
         """
         self.link: Link | None = None
         self.server = "the server"
         self.retried: frozenset[str] = frozenset()
-        self.client_id = secrets.token_bytes(16)
         self.name = name
         self.is_closed = False
         self._is_inherited = False
@@ -68,9 +66,9 @@ class Connector:
         self._lock = threading.Lock()
         self._left: Link | None = None
 
-    def let_go(self) -> list[WaitingCall]:
-        """Connect no more: this is a forked child. Return the calls that waited."""
-        # The link is kept: to take it down is its parent's business.
+    def drop_after_fork(self) -> list[WaitingCall]:
+        """Refuse to connect in this forked child; return the calls that waited."""
+        # The link is kept alive: only the parent may close it.
         self._left, self.link = self.link, None
         # A new lock: a thread of the parent may have held the old one.
         self._is_inherited, self._lock = True, threading.Lock()
@@ -83,28 +81,23 @@ class Connector:
 
         Raises:
           RpcError: The client belongs to the process that this one was forked from.
-          AuthenticationError: One of both ends did not prove that it belongs.
-          ArgumentError: The address is none, or there is no secret.
+          AuthenticationError: One end did not prove that it belongs to the program.
+          ArgumentError: The address is invalid, or there is no secret.
         """
         if self._is_inherited:
             raise inherited(self._address)
         until_s = time.monotonic() + min(max(timeout_s, 0.0), _CONNECT_TIMEOUT_S)
         if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            return Failure(Outcome.UNREACHABLE)
+            return Failure(TryOutcome.UNREACHABLE)
         try:
             if self.link is not None or self.is_closed:
-                return self.link or Failure(Outcome.UNREACHABLE)
+                return self.link or Failure(TryOutcome.UNREACHABLE)
             return self._connect(until_s)
         finally:
             self._lock.release()
 
-    @property
-    def hello(self) -> list[bytes | str]:
-        """Return what a server is told of this client."""
-        return [self.client_id, self.name]
-
     def close(self) -> None:
-        """Close the link for good; calls that wait are told."""
+        """Close the link for good, and fail the calls that wait."""
         # Before `link` is read: `_connect` sets that, then looks at this.
         self.is_closed = True
         link = self.link
@@ -119,32 +112,33 @@ class Connector:
             # was just too short for the server to prove anything.
             if time.monotonic() < until_s:
                 raise
-            return Failure(Outcome.UNREACHABLE, error)
+            return Failure(TryOutcome.UNREACHABLE, error)
         except (ConnectionLostError, CallTimeoutError, OSError) as error:
-            return Failure(Outcome.UNREACHABLE, error)
-        link = Link(connection, heartbeat_s=self._heartbeat_s, say_gone=self._forget)
+            return Failure(TryOutcome.UNREACHABLE, error)
+        link = Link(connection, heartbeat_s=self._heartbeat_s, on_gone=self._forget)
         link.reader = BackgroundReader(link)
         try:
-            self._say_hello(link, until_s)
+            self._exchange_hello(link, until_s)
         except BaseException as error:
-            link.lose(ConnectionLostError("The server did not say hello."))
+            link.lose(ConnectionLostError("The server sent no hello."))
             if not isinstance(error, RpcError):
                 raise
-            return Failure(Outcome.UNREACHABLE, error)
+            return Failure(TryOutcome.UNREACHABLE, error)
         self.link = link
+        # After `link` is set: `close` sets the flag, then reads `link`; one sees both.
         if self.is_closed or link.lost is not None:
             link.lose(ConnectionLostError("The client was closed."))
-            return Failure(Outcome.UNREACHABLE, link.lost)
+            return Failure(TryOutcome.UNREACHABLE, link.lost)
         return link
 
-    def _say_hello(self, link: Link, until_s: float) -> None:
-        """Tell the server who calls; learn who it is."""
+    def _exchange_hello(self, link: Link, until_s: float) -> None:
+        """Send the client's name; receive the server's label and method names."""
         timeout_s = max(1e-3, until_s - time.monotonic())
-        body = body_of(HELLO, self.hello, {}, timeout_s)
+        body = body_of(HELLO, [self.name], {}, timeout_s)
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
             try:
-                raise answer.cause or CallTimeoutError("It did not say hello in time.")
+                raise answer.cause or CallTimeoutError("It sent no hello in time.")
             finally:
                 del answer  # its cause holds this frame, and all who call
         protocol, label, retried = checked(WELCOME, answer.payload.take())

@@ -4,8 +4,8 @@ No thread reads for the client: who waits for an answer reads, also for the othe
 (`reading_role`), so a call that is alone costs one send and one receive and wakes
 nobody. Only while futures wait, a thread of the link reads (`background_reader`).
 
-What no answer came to within a second is asked after with a ping, which names the calls
-that wait; the server says which of them run, which wait, and which it does not know.
+After a second without an answer the link sends a ping, which names the calls that wait;
+the server replies which of them run, which wait, and which it does not know.
 """
 
 import dataclasses
@@ -24,63 +24,64 @@ from replicator.errors import (
 )
 from replicator.rpc.arrivals import checked
 from replicator.rpc.client.reading_role import Inbox, ReadingRole
-from replicator.rpc.client.retry import Outcome
-from replicator.rpc.keepalive import SignsOfLife
-from replicator.rpc.protocols import Connection, Kind, Message
+from replicator.rpc.client.retry import TryOutcome
+from replicator.rpc.keepalive import Keepalive
+from replicator.rpc.protocols import Connection, Message, MessageKind
 
-_CALL = int(Kind.CALL)
-_ANSWERS = (int(Kind.REPLY), int(Kind.ERROR))
-_SAY_TIMEOUT_S = 0.5
+_CALL = int(MessageKind.CALL)
+_ANSWERS = (int(MessageKind.REPLY), int(MessageKind.ERROR))
+_NOTIFY_TIMEOUT_S = 0.5
 
 
 class Failure(NamedTuple):
-    """Why a try got no answer.
+    """A try that got no answer.
 
     Attributes:
-      outcome: What became of it.
-      cause: What the transport said.
-      server_says: What the server last said that it does with the call.
-      silent_s: For how long the server has given no sign of life.
+      outcome: Reason, as far as it decides on another try.
+      cause: Error of the transport.
+      reported: State of the call in the server's last pong, and seconds.
+      silent_s: Seconds since the server last gave a sign of life.
     """
 
-    outcome: Outcome
+    outcome: TryOutcome
     cause: Exception | None = None
-    server_says: tuple[str, float] | None = None
+    reported: tuple[str, float] | None = None
     silent_s: float = 0.0
 
 
 Answer: TypeAlias = Message | Failure
 
 
-class Reader(Protocol):
-    """Who reads while futures wait; `background_reader`."""
+class FutureReader(Protocol):
+    """Reads while futures wait: a `BackgroundReader`, whose file imports this one."""
 
     is_asleep: bool
 
     def wake(self) -> None:
-        """Let it read."""
+        """Start reading."""
 
     def close(self) -> None:
-        """Let it end, now that the link is lost."""
+        """End the thread, as the link is lost."""
 
 
 class WaitingCall(Protocol):
     """A call that waits for its answer.
 
     Attributes:
-      call_id: Its number.
+      call_id: Number of the call.
       is_sent: Whether it was sent whole; before, no server can know it.
-      server_says: What the server last said that it does with it, and for how long.
-      deadline_s: When the link settles it as late; infinite if it sees to that itself.
+      reported: State of the call in the server's last pong, and seconds.
+      deadline_s: Time at which the link settles it as late; infinite if its caller
+        watches the time itself.
     """
 
     call_id: int
     deadline_s: float
     is_sent: bool
-    server_says: tuple[str, float] | None
+    reported: tuple[str, float] | None
 
     def settle(self, answer: Answer) -> None:
-        """Take the answer; called once, by who reads."""
+        """Take the answer; called once, by the thread that reads."""
 
 
 @final
@@ -91,12 +92,12 @@ class SyncCall:
     call_id: int
     is_sent: bool = False
     answer: Answer | None = None
-    server_says: tuple[str, float] | None = None
+    reported: tuple[str, float] | None = None
     inbox: Inbox = dataclasses.field(default_factory=Inbox)
     deadline_s: float = math.inf
 
     def is_answered(self) -> bool:
-        """Tell whether the answer is there."""
+        """Return whether the answer is there."""
         return self.answer is not None
 
     def settle(self, answer: Answer) -> None:
@@ -107,14 +108,14 @@ class SyncCall:
 
 @final
 class Link:
-    """A connection to a server, as calls use it.
+    """Connection to a server, and the calls that wait on it.
 
     Attributes:
-      waiting: The calls that wait, by number; changed by atomic operations only.
-      role: Who reads.
-      lost: Why the connection is gone; None while it is not.
-      is_leaving: Whether the server said goodbye.
-      reader: Who reads while futures wait.
+      waiting: Calls that wait, by number; changed by atomic operations only.
+      role: Right to read, held by one thread at a time.
+      lost: Error with which the connection ended; None while it is open.
+      is_leaving: Whether the server sent a goodbye.
+      reader: Thread that reads while futures wait.
     """
 
     def __init__(
@@ -122,27 +123,27 @@ class Link:
         connection: Connection,
         *,
         heartbeat_s: float,
-        say_gone: Callable[["Link"], None],
+        on_gone: Callable[["Link"], None],
     ) -> None:
         """Take over a connection.
 
         Args:
-          connection: `lose` closes it.
-          heartbeat_s: After so long without an answer the server is asked for a sign.
-          say_gone: Called when the link takes no more calls.
+          connection: Authenticated connection; `lose` closes it.
+          heartbeat_s: Seconds without an answer after which the server is pinged.
+          on_gone: Called when the link takes no more calls.
         """
         self.connection = connection
         self.waiting: dict[int, WaitingCall] = {}
         self.role = ReadingRole()
         self.lost: ConnectionLostError | None = None
         self.is_leaving = False
-        self.reader: Reader | None = None
+        self.reader: FutureReader | None = None
         self._heartbeat_s = heartbeat_s
-        self._say_gone = say_gone
+        self._on_gone = on_gone
         self._try_take = self.role.try_take
         self._send = connection.send
         self._receive = connection.receive
-        self._signs = SignsOfLife(connection.peer, heartbeat_s=heartbeat_s)
+        self._signs = Keepalive(connection.peer, heartbeat_s=heartbeat_s)
 
     def ask(
         self, call_id: int, body: PyTree, timeout_s: float | None, deadline_s: float
@@ -159,6 +160,8 @@ class Link:
           EncodeError: The body cannot be sent.
           MessageTooLargeError: It is past the limit.
         """
+        # The caller that is alone takes the role before it sends: nobody else may read
+        # its answer. It is not in `waiting`, which spares an entry for each call.
         if self.waiting or not self._try_take(False):
             return self._ask_beside_others(call_id, body, timeout_s, deadline_s)
         is_sent = False
@@ -174,11 +177,11 @@ class Link:
             call = self._enter_sent(call_id, deadline_s, message)
         except CallTimeoutError as error:
             if not is_sent:
-                return Failure(Outcome.LATE, error)
+                return Failure(TryOutcome.LATE, error)
             call = self._enter_sent(call_id, deadline_s)
         except ConnectionLostError as error:
             self.lose(error)
-            return Failure(Outcome.LOST if is_sent else Outcome.REFUSED, error)
+            return Failure(TryOutcome.LOST if is_sent else TryOutcome.REFUSED, error)
         except (EncodeError, MessageTooLargeError):
             raise
         except BaseException:
@@ -192,7 +195,7 @@ class Link:
     def start(
         self, call: WaitingCall, body: PyTree, *, timeout_s: float | None
     ) -> Failure | None:
-        """Send a call that will be told its answer; return why it was not sent.
+        """Send a call that will be settled later; return why it was not sent.
 
         Raises:
           EncodeError: The body cannot be sent.
@@ -205,13 +208,13 @@ class Link:
                 raise ConnectionLostError(str(self.lost))
             self.connection.send(_CALL, call.call_id, body, timeout_s=timeout_s)
         except ConnectionLostError as error:
-            # Who takes a call out of the table is the one who tells it.
-            is_untold = self.waiting.pop(call.call_id, None) is not None
+            # The thread that takes a call out of the table is the one that settles it.
+            is_unsettled = self.waiting.pop(call.call_id, None) is not None
             self.lose(error)
-            return Failure(Outcome.REFUSED, error) if is_untold else None
+            return Failure(TryOutcome.REFUSED, error) if is_unsettled else None
         except CallTimeoutError as error:
             self.waiting.pop(call.call_id, None)
-            return Failure(Outcome.LATE, error)
+            return Failure(TryOutcome.LATE, error)
         except (EncodeError, MessageTooLargeError):
             self.waiting.pop(call.call_id, None)
             raise
@@ -223,10 +226,10 @@ class Link:
         return None
 
     def give_up(self, call: WaitingCall) -> bool:
-        """Forget a call, and tell the server; return whether it was still waiting."""
+        """Cancel a call, here and in the server; return whether it waited."""
         if self.waiting.pop(call.call_id, None) is None:
             return False
-        self._say(Kind.CANCEL, call.call_id)
+        self._notify(MessageKind.CANCEL, call.call_id)
         return True
 
     def expire_calls(self) -> None:
@@ -239,28 +242,30 @@ class Link:
     def late(self, call: WaitingCall, cause: Exception | None = None) -> Failure:
         """Return the failure of a call whose deadline has passed."""
         silent_s = self._signs.silent_s(time.monotonic())
-        return Failure(Outcome.LATE, cause, call.server_says, silent_s)
+        return Failure(TryOutcome.LATE, cause, call.reported, silent_s)
 
     def lose(self, error: ConnectionLostError) -> None:
-        """Close the connection, and tell every call that waits."""
+        """Close the connection, and settle every call that waits as lost."""
         # A new one: the other's traceback leads back here, in a circle.
+        # Before the table is emptied: `start` enters a call, then looks at `lost`.
         self.lost = self.lost or ConnectionLostError(str(error))
-        self._say_gone(self)
+        self._on_gone(self)
         self.connection.close()
+        # Several threads may come here at once; `popitem` gives each call to one.
         while self.waiting:
             try:
                 _, call = self.waiting.popitem()
             except KeyError:
                 break
-            call.settle(Failure(Outcome.LOST, error))
+            call.settle(Failure(TryOutcome.LOST, error))
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
 
     def leave_if_done(self) -> None:
-        """Close the connection if the server said goodbye and no call waits."""
+        """Close the connection if the server is leaving and no call waits."""
         if self.is_leaving and not self.waiting:
-            self.lose(ConnectionLostError(f"{self.connection.peer} said goodbye."))
+            self.lose(ConnectionLostError(f"{self.connection.peer} sent a goodbye."))
 
     def read_until(self, is_done: Callable[[], bool], until_s: float) -> None:
         """Read until something is done, or late; the caller has the role."""
@@ -271,7 +276,7 @@ class Link:
             self.read_one(min(left_s, self._heartbeat_s))
 
     def read_one(self, patience_s: float) -> None:
-        """Take the next message to whom it is for; the caller has the role."""
+        """Deliver the next message; the caller has the role."""
         try:
             message = self.connection.receive(timeout_s=patience_s)
         except CallTimeoutError:
@@ -300,7 +305,7 @@ class Link:
     def _enter_sent(
         self, call_id: int, deadline_s: float, message: Message | None = None
     ) -> SyncCall:
-        """Let a call that was alone wait like others, with the role; take a message."""
+        """Let a call that was alone wait like others; the caller has the role."""
         call = SyncCall(call_id, is_sent=True)
         self.waiting[call_id] = call
         self.role.own()
@@ -339,24 +344,24 @@ class Link:
         kind = message.kind
         if kind in _ANSWERS:
             call = self.waiting.pop(message.call_id, None)
-            if call is not None:  # nobody waits for one that was given up or repeated
+            if call is not None:  # it was given up, or answered before
                 call.settle(message)
-        elif kind == Kind.PONG:
+        elif kind == MessageKind.PONG:
             self._take_pong(message)
-        elif kind == Kind.GOODBYE:
+        elif kind == MessageKind.GOODBYE:
             self.is_leaving = True
-            self._say_gone(self)
+            self._on_gone(self)
 
     def _ping(self, now_s: float) -> None:
-        """Ask the server for a sign, and after the calls that it must know."""
+        """Ping the server, and ask for the state of the calls that it must know."""
         calls = self.waiting.copy().values()
         ping = self._signs.ping(now_s, [call.call_id for call in calls if call.is_sent])
-        self._say(Kind.PING, ping.number, ping.call_ids)
+        self._notify(MessageKind.PING, ping.number, ping.call_ids)
 
     def _take_pong(self, message: Message) -> None:
-        """Note what the server does with calls; settle those that it does not know."""
+        """Note the state of calls; settle those that the server does not know."""
         try:
-            states = checked(Kind.PONG, message.payload.take())
+            states = checked(MessageKind.PONG, message.payload.take())
         except RpcError as error:
             self.lose(ConnectionLostError(f"{self.connection.peer}: bad pong: {error}"))
             return
@@ -364,22 +369,22 @@ class Link:
         for call_id, state in pong.states.items():
             call = self.waiting.get(call_id)
             if call is not None:
-                call.server_says = state
+                call.reported = state
         for call_id in pong.unknown:
             call = self.waiting.pop(call_id, None)
             if call is not None:
-                call.settle(Failure(Outcome.UNKNOWN))
+                call.settle(Failure(TryOutcome.UNKNOWN))
 
-    def _say(self, kind: Kind, call_id: int, value: PyTree = None) -> None:
+    def _notify(self, kind: MessageKind, call_id: int, value: PyTree = None) -> None:
         try:
-            self.connection.send(kind, call_id, value, timeout_s=_SAY_TIMEOUT_S)
+            self.connection.send(kind, call_id, value, timeout_s=_NOTIFY_TIMEOUT_S)
         except CallTimeoutError:
             pass  # it does not read: so much for a sign of life
         except ConnectionLostError as error:
             self.lose(error)
 
     def _interrupted(self) -> None:
-        """Close what may stand in the middle of a message."""
+        """Close the connection, which may be in the middle of a message."""
         self.lose(
             ConnectionLostError(f"A call to {self.connection.peer} was broken off.")
         )

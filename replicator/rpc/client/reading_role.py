@@ -1,12 +1,12 @@
-"""Who reads a connection of a client: one of those who wait for an answer.
+"""Leader/follower reading: one waiting caller reads for all.
 
-The role is a lock. Who does not get it follows: it waits to be answered by who reads,
-or to be woken when that one leaves.
+The role is a lock. A thread that does not get it follows: it waits until the reader
+delivers its answer, or until it is woken because the reader leaves.
 
-What must hold: while the role is free and somebody follows, somebody is on the way who
-will take it. A follower lists itself, then looks whether the role is taken; who leaves
-it sets it free, then looks into the list; so one of the two sees the other. A follower
-that was woken and has its answer already passes the waking on.
+Invariant: while the role is free and a thread follows, a thread that will take the role
+is awake. A follower lists itself, then looks whether the role is taken; the reader that
+leaves frees the role, then looks into the list; so one of the two sees the other. A
+follower that was woken and has its answer already wakes the next one.
 """
 
 import contextlib
@@ -27,10 +27,13 @@ class ReadingRole:
     """
 
     def __init__(self) -> None:
-        # The role itself: held over `receive`, and over callbacks of futures.
+        # The role itself: held over `receive`, and over callbacks of futures. While it
+        # is held, sends may take the connection's own lock; never the other way round.
         self._lock = threading.Lock()
         self.try_take = self._lock.acquire
+        # Appended by any thread; a deque's operations are atomic.
         self._followers: deque[Inbox] = deque()
+        # Written by the holder of the role only.
         self._owner: int | None = None
 
     def own(self) -> None:
@@ -38,14 +41,21 @@ class ReadingRole:
         self._owner = threading.get_ident()
 
     def is_mine(self) -> bool:
-        """Tell whether this thread has the role, and has said so with `own`.
+        """Return whether this thread has the role, and has called `own`.
 
         Then it reads already: it called a function of the user, which calls again.
+
+        >>> role = ReadingRole()
+        >>> role.try_take(False), role.is_mine()
+        (True, False)
+        >>> role.own()
+        >>> role.is_mine()
+        True
         """
         return self._owner == threading.get_ident()
 
     def leave(self) -> None:
-        """Set the role free, and wake one who follows."""
+        """Free the role, and wake one follower."""
         # Before the release: afterwards it is the next holder's.
         self._owner = None
         self._lock.release()
@@ -53,7 +63,7 @@ class ReadingRole:
             self._wake_one()
 
     def follow(self, inbox: Inbox, timeout_s: float) -> None:
-        """Wait for an item in `inbox` while somebody reads, at most `timeout_s`.
+        """Wait for an item in `inbox` while another reads, at most `timeout_s`.
 
         Then look whether there is an answer, and try to take the role if not. Call
         `pass_on` before leaving for good.
@@ -69,7 +79,7 @@ class ReadingRole:
                 self._followers.remove(inbox)
 
     def pass_on(self) -> None:
-        """Wake one who follows, if nobody reads."""
+        """Wake one follower, if no thread reads."""
         if self._followers and not self._lock.locked():
             self._wake_one()
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias, final
 
 from replicator.base.types import PyTree
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 
 Body: TypeAlias = Sequence[PyTree]
-"""What a CALL message says: method, arguments, those by name, timeout."""
+"""Value of a CALL message: method, arguments, those by name, timeout."""
 
 _new_tuple = tuple.__new__  # a named one at half the price
 
@@ -20,22 +20,26 @@ def body_of(
     kwargs: Mapping[str, PyTree],
     timeout_s: float | None,
 ) -> Body:
-    """Return the value of a CALL message, as what is the shortest to send."""
+    """Return the value of a CALL message, in the form that is shortest to send.
+
+    >>> body_of("add", [3], {}, 60.0)
+    ['add', [3], None, 60.0]
+    """
     if args or kwargs:
         return [method, [*args] or None, {**kwargs} or None, timeout_s]
-    return _new_tuple(BareCall, (method, None, None, timeout_s))
+    return _new_tuple(NoArgumentCall, (method, None, None, timeout_s))
 
 
 @final
 class Request:
-    """What is called, until when, and how often it was tried.
+    """A call with its deadline and the number of its tries.
 
     Attributes:
-      call_id: Its number, the same in each try.
-      method: The name of the method.
-      started_s: When it was made.
-      deadline_s: When it is late; infinite if it has no deadline.
-      attempts: How often it was tried.
+      call_id: Number of the call, the same in each try.
+      method: Name of the method.
+      started_s: Time at which it was made.
+      deadline_s: Time from which it is late; infinite if it has no deadline.
+      attempts: Number of tries so far.
     """
 
     def __init__(

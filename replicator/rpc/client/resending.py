@@ -18,13 +18,14 @@ Send: TypeAlias = Callable[[list[CallFuture]], None]
 
 @final
 class Resender:
-    """Futures, each with the time when it is due."""
+    """Futures to be sent, each with the time when it is due."""
 
     def __init__(self) -> None:
         """Make one; no thread starts yet."""
         self._due: list[tuple[float, int, CallFuture]] = []
         self._order = itertools.count()
-        # Guards all of these. `send` is called without it, as it connects.
+        # Guards all of these; no other lock is taken under it. `send` is called without
+        # it, as it connects.
         self._changed = threading.Condition()
         self._is_running = False
 
@@ -32,10 +33,10 @@ class Resender:
         """Let a future be sent after a while.
 
         Args:
-          future: It.
-          delay_s: The while.
-          send: Tries each of some futures once, within a second; may `put` them back.
-            The same each time; not kept here, as it leads back here, in a circle.
+          future: Future to be sent.
+          delay_s: Seconds until then.
+          send: Tries each of the given futures once, within a second; may `put` them
+            back. The same each time; not kept here, as that would make a circle.
         """
         with self._changed:
             due_s = time.monotonic() + delay_s
@@ -43,16 +44,17 @@ class Resender:
             self._changed.notify()
             if not self._is_running:
                 self._is_running = True
+                # A daemon, which ends when no future waits: see `_next`.
                 threading.Thread(
                     target=self._run, args=[send], name="rpc resending", daemon=True
                 ).start()
 
     def waiting(self) -> list[CallFuture]:
-        """Return what is not sent yet."""
+        """Return the futures that are not sent yet."""
         return [future for _, _, future in self._due]
 
     def take_all(self) -> list[CallFuture]:
-        """Take out what was not sent, and return it."""
+        """Take out the futures that were not sent, and return them."""
         with self._changed:
             left = self.waiting()
             self._due.clear()

@@ -17,8 +17,8 @@ _GROWTH = 1.1
 _LONGEST_DELAY_S = 1.0
 
 
-class Outcome(enum.Enum):
-    """How a try ended without an answer."""
+class TryOutcome(enum.Enum):
+    """Reason why a try has no answer."""
 
     UNREACHABLE = "nobody was there"
     """No connection; nothing was sent."""
@@ -27,8 +27,8 @@ class Outcome(enum.Enum):
     LOST = "it may have run"
     """The connection broke after that."""
     UNKNOWN = "the server does not know it"
-    """The server lives and says that it neither runs nor holds the call: its request
-    or its reply was lost on the way."""
+    """The server lives and neither runs nor holds the call: its request or its reply
+    was lost on the way."""
     LATE = "no answer came within the deadline"
 
 
@@ -47,7 +47,7 @@ class OutOfTime(NamedTuple):
 
 
 def decide(
-    outcome: Outcome,
+    outcome: TryOutcome,
     *,
     attempt: int,
     remaining_s: float,
@@ -55,23 +55,29 @@ def decide(
     wait_for_ready: bool,
     random: Callable[[], float],
 ) -> Again | GiveUp | OutOfTime:
-    """Say what follows a try that got no answer.
+    """Return what follows a try that got no answer.
 
     Args:
-      outcome: How the try ended.
-      attempt: How many tries there were before it.
-      remaining_s: Time until the call's deadline; infinite if it has none.
+      outcome: Reason why it has none.
+      attempt: Number of tries before it.
+      remaining_s: Seconds until the call's deadline; infinite if it has none.
       is_idempotent: Whether the method may run twice.
       wait_for_ready: Whether a call waits for a server that is not there.
       random: Returns a number from 0 to 1.
+
+    >>> call = {"attempt": 0, "remaining_s": 60.0, "wait_for_ready": True}
+    >>> decide(TryOutcome.LOST, **call, is_idempotent=False, random=lambda: 1.0)
+    GiveUp()
+    >>> decide(TryOutcome.LOST, **call, is_idempotent=True, random=lambda: 1.0)
+    Again(delay_s=0.01)
     """
-    if outcome is Outcome.LATE:
+    if outcome is TryOutcome.LATE:
         return OutOfTime()
-    if outcome in (Outcome.LOST, Outcome.UNKNOWN):
+    if outcome in (TryOutcome.LOST, TryOutcome.UNKNOWN):
         may_try = is_idempotent
     else:
-        # A link of which nobody knew that it was dead says nothing about the server.
-        may_try = wait_for_ready or (outcome is Outcome.REFUSED and attempt == 0)
+        # A link that broke unnoticed is no evidence that the server is gone.
+        may_try = wait_for_ready or (outcome is TryOutcome.REFUSED and attempt == 0)
     if not may_try:
         return GiveUp()
     if remaining_s <= 0:
@@ -80,7 +86,11 @@ def decide(
 
 
 def delay_s(attempt: int, random: Callable[[], float]) -> float:
-    """Return how long to wait after try number `attempt` (from 0)."""
+    """Return how long to wait after try number `attempt` (from 0).
+
+    >>> [delay_s(attempt, lambda: 1.0) for attempt in (0, 1, 100)]
+    [0.01, 0.011000000000000001, 1.0]
+    """
     # The exponent has a limit, as a float has.
     longest_s = min(_FIRST_DELAY_S * _GROWTH ** min(attempt, 64), _LONGEST_DELAY_S)
     return longest_s * (0.5 + 0.5 * random())

@@ -1,4 +1,4 @@
-"""How an array is described in a head: dtype, order and shape, from an allow-list.
+"""Description of an array in a head: dtype, order and shape, from an allow-list.
 
     header   msgpack `[dtype, order, *shape]`
     dtype    "<f4", ">M8[25s]", "|S3"     what `_PLAIN` matches
@@ -47,16 +47,17 @@ _LONG_HEADER = 256  # its length does not fit into a byte
 Order = Literal["C", "F"]
 
 
-class Header(NamedTuple):
-    """What a header says.
+class ArrayHeader(NamedTuple):
+    """A decoded header.
 
     Attributes:
-      shape: Of the array.
-      dtype: Of the array.
-      order: How its elements follow one another.
-      num_bytes: That they take.
-      is_checked: Not any bytes are a value of this dtype.
-      is_copied: It holds more than floats, so nobody else may write to it.
+      shape: Shape of the array.
+      dtype: Dtype of the array.
+      order: Memory order of the elements.
+      num_bytes: Number of bytes of the elements.
+      is_checked: Whether some bytes are not a valid value of this dtype.
+      is_copied: Whether it holds more than floats, so that no other process may write
+        to it while it is used.
     """
 
     shape: tuple[int, ...]
@@ -72,11 +73,15 @@ def write_header(dtype: np.dtype, shape: tuple[int, ...], is_fortran: bool) -> b
     """Describe an array.
 
     Returns:
-      The header, the last byte of which says how many bytes come before it; 0: more
-      than that byte can say.
+      The header, whose last byte is the number of bytes before it; 0: more than fit
+      into a byte.
 
     Raises:
       EncodeError: The dtype cannot be sent.
+
+    >>> header = write_header(np.dtype("float32"), (2, 3), False)
+    >>> read_header(header).shape, read_header(header).num_bytes
+    ((2, 3), 24)
     """
     contents = [describe(dtype), int(is_fortran), *shape]
     header = packb(contents, unicode_errors=SURROGATES)
@@ -86,11 +91,11 @@ def write_header(dtype: np.dtype, shape: tuple[int, ...], is_fortran: bool) -> b
     return header + bytes([len(header) if len(header) < _LONG_HEADER else 0])
 
 
-def read_header(header: bytes) -> Header:
-    """Return what `write_header` was given, checked.
+def read_header(header: bytes) -> ArrayHeader:
+    """Decode and check a header of `write_header`.
 
     Raises:
-      DecodeError: It describes no array.
+      DecodeError: It does not describe an array.
     """
     return _parsed_once(header) if len(header) <= _LONG_HEADER else _parsed(header)
 
@@ -100,6 +105,9 @@ def describe(dtype: np.dtype) -> str | list:
 
     Raises:
       EncodeError: It cannot be sent.
+
+    >>> describe(np.dtype("float32")), describe(np.dtype("bfloat16"))
+    ('<f4', 'bfloat16')
     """
     if dtype.hasobject:
         raise EncodeError(
@@ -121,7 +129,14 @@ def described(description: Any) -> np.dtype:
     """Return the dtype that `describe` wrote.
 
     Raises:
-      DecodeError: It is none.
+      DecodeError: It is not a dtype that may arrive.
+
+    >>> described("<f4")
+    dtype('float32')
+    >>> described("O")
+    Traceback (most recent call last):
+    ...
+    replicator.errors.DecodeError: A dtype must be one that can be sent, got 'O'.
     """
     if type(description) is str:
         name = description.removeprefix("~")
@@ -138,13 +153,17 @@ def described(description: Any) -> np.dtype:
 
 
 def check_contents(array: np.ndarray) -> None:
-    """Refuse truth values that are neither 0 nor 1, and text that is no text.
+    """Refuse truth values that are neither 0 nor 1, and text that is not text.
 
-    NumPy and Python take such memory at its word, and read or write where they should
-    not.
+    NumPy and Python trust such memory, and would read or write out of bounds.
 
     Raises:
-      DecodeError: There are some.
+      DecodeError: The array holds some.
+
+    >>> check_contents(np.array([0, 2], np.uint8).view(np.bool_))
+    Traceback (most recent call last):
+    ...
+    replicator.errors.DecodeError: An array of truth values must hold zeros and ones.
     """
     dtype = array.dtype
     if dtype.names is not None:
@@ -172,7 +191,7 @@ def _describe_field(dtype: np.dtype, name: str) -> list:
     return [name, title, offset, describe(base), *shape]
 
 
-def _parsed(header: bytes) -> Header:
+def _parsed(header: bytes) -> ArrayHeader:
     header = header[:-1]
     if len(header) > _MAX_HEADER_BYTES:
         raise DecodeError("An array's description is too long.")
@@ -193,7 +212,7 @@ def _parsed(header: bytes) -> Header:
     order = "F" if order else "C"
     kinds = _kinds(dtype)
     is_checked, is_copied = bool(kinds & {"b", "U"}), not kinds <= {"f", "c"}
-    return Header(tuple(shape), dtype, order, num_bytes, is_checked, is_copied)
+    return ArrayHeader(tuple(shape), dtype, order, num_bytes, is_checked, is_copied)
 
 
 def _is_size(size: Any) -> bool:

@@ -13,10 +13,10 @@ the whole value, or the one argument of a call, does without msgpack
                         timedelta; NumPy arrays, scalars and dtypes (not of objects);
                         typed JAX keys; instances of what a `Registry` holds
     as something else   JAX arrays as NumPy arrays; bytearray and memoryview as bytes
-    is refused          the rest, with an error that says where in the value it lies
+    is refused          the rest, with an error that names its place in the value
 
-What arrives is not trusted: it is held against `MessageLimits` before memory is asked
-for; names are looked up in our own tables and nowhere else; nothing is evaluated.
+Received bytes are not trusted: they are checked against `MessageLimits` before memory
+is allocated; names are looked up in our own tables alone; nothing is evaluated.
 """
 
 from typing import NamedTuple
@@ -28,13 +28,26 @@ from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.head_bounds import SHORT_HEAD_BYTES, check_bounds
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.no_argument_calls import BareCall, read_bare, write_bare
+from replicator.rpc.codec.no_argument_calls import (
+    NoArgumentCall,
+    decode_no_argument_call,
+    encode_no_argument_call,
+)
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY, Registry
-from replicator.rpc.codec.single_array_messages import read_lone, write_lone
-from replicator.rpc.codec.unsendable import find_unsendable, told
+from replicator.rpc.codec.single_array_messages import (
+    decode_single_array,
+    encode_single_array,
+)
+from replicator.rpc.codec.unsendable import find_unsendable, short_text
 from replicator.rpc.codec.value_reader import Body, ValueReader, read_dict
 from replicator.rpc.codec.value_writer import ValueWriter, holds_long_bytes
-from replicator.rpc.codec.wire_format import BARE, LONE, NONE, SURROGATES, too_large
+from replicator.rpc.codec.wire_format import (
+    NO_ARGUMENTS,
+    NONE,
+    SINGLE_ARRAY,
+    SURROGATES,
+    too_large,
+)
 
 _DEFAULT_LIMITS = MessageLimits()
 # A head that is so much longer than its arrays is searched for long bytes.
@@ -66,16 +79,24 @@ def encode(
     """Turn a value into bytes.
 
     Args:
-      value: What the module's docstring lists, in one another.
-      registry: Whose classes may be sent.
-      limits: What the receiver takes.
+      value: Any nesting of the types in the module's docstring.
+      registry: Classes that may be sent.
+      limits: Limits of the receiver.
 
     Returns:
       The head, and buffers to be sent along with it.
 
     Raises:
-      EncodeError: Something in the value cannot be sent; says what, and where it lies.
-      MessageTooLargeError: It is past a limit.
+      EncodeError: A part of the value cannot be sent; the error names it and its place.
+      MessageTooLargeError: The value exceeds a limit.
+
+    >>> encode({"step": 3}).num_bytes
+    7
+    >>> encode({"step": object()})
+    Traceback (most recent call last):
+    ...
+    replicator.errors.EncodeError: `value['step']` must be of a type that can be sent,
+    got a object. ...
     """
     if value is None:  # what most methods return
         return _new_tuple(Encoded, (NONE, [], len(NONE)))
@@ -86,8 +107,8 @@ def encode(
             lambda: encode(plain, registry=registry, limits=limits),
         )
     try:
-        if type(value) is BareCall:
-            head = write_bare(*value)
+        if type(value) is NoArgumentCall:
+            head = encode_no_argument_call(*value)
             num_bytes = len(head)
             is_fit = (
                 num_bytes <= limits.head_bytes and num_bytes <= limits.message_bytes
@@ -95,7 +116,7 @@ def encode(
             if head and is_fit and limits.depth > 0:
                 return _new_tuple(Encoded, (head, [], num_bytes))
             value = [*value]
-        lone = write_lone(value, limits)
+        lone = encode_single_array(value, limits)
         if lone is not None:
             return _new_tuple(Encoded, lone)
         writer = ValueWriter(registry, limits)
@@ -135,18 +156,21 @@ def decode(
     registry: Registry = DEFAULT_REGISTRY,
     limits: MessageLimits = _DEFAULT_LIMITS,
 ) -> PyTree:
-    """Turn bytes, from anywhere, back into the value.
+    """Turn untrusted bytes back into the value.
 
     Args:
-      head: As `encode` returned it.
+      head: Head that `encode` returned.
       body: Memory that holds the buffers where `lay_out` puts them. Long arrays in the
         value are views of it, each of which keeps it alive.
-      registry: Whose classes may arrive.
-      limits: What is taken.
+      registry: Classes that may arrive.
+      limits: Limits of what is accepted.
 
     Raises:
-      DecodeError: It is no value of ours.
-      MessageTooLargeError: It is past a limit.
+      DecodeError: The bytes are not a valid value.
+      MessageTooLargeError: The value exceeds a limit.
+
+    >>> decode(encode({"shape": (2, 3), "name": "w"}).head)
+    {'shape': (2, 3), 'name': 'w'}
     """
     if head == NONE and not len(body):
         return None
@@ -154,10 +178,10 @@ def decode(
     if num_bytes > limits.head_bytes:
         raise _head_too_large(num_bytes, limits)
     try:
-        if num_bytes and head[0] == LONE:
-            if head[:2] == BARE:
-                return read_bare(head, body, limits)
-            return read_lone(head, body, limits)
+        if num_bytes and head[0] == SINGLE_ARRAY:
+            if head[:2] == NO_ARGUMENTS:
+                return decode_no_argument_call(head, body, limits)
+            return decode_single_array(head, body, limits)
         if num_bytes > SHORT_HEAD_BYTES:
             check_bounds(head, limits)
         reader = ValueReader(body, registry, limits)
@@ -172,7 +196,7 @@ def decode(
     except (DecodeError, MessageTooLargeError):
         raise
     except Exception as error:  # also what constructors of registered classes raise
-        raise DecodeError(f"What arrived is no value: {told(error)}.") from error
+        raise DecodeError(f"What arrived is no value: {short_text(error)}.") from error
     reader.finish()
     if limits.depth < num_bytes - reader.in_head_bytes <= SHORT_HEAD_BYTES:
         check_bounds(head, limits, opaque_bytes=reader.in_head_bytes)

@@ -48,15 +48,21 @@ class EncodedOnce(Generic[_Value]):
         self.value = value
         self.spare: list[Any] = [] if after is None else after.spare
         self._kept: dict[Hashable, Any] = {}
-        # Held while `make` runs, so that callers who come at once wait for one of them.
-        # May be entered again: what `make` calls may be interrupted by a `__del__`.
-        # The first of all locks: who asks holds none of a transport's.
+        # Held while `make` runs, so that concurrent callers wait for one of them.
+        # Reentrant: code that `make` calls may be interrupted by a `__del__`.
+        # The first of all locks: callers hold none of a transport's.
         self._lock = threading.RLock()
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make()` returned when `key` was first asked for.
+        """Return the result of `make()` from the first call with `key`.
 
-        For the codec and the transports. What `make` raises is raised, and not kept.
+        For the codec and the transports. An error of `make` is raised, and not kept.
+
+        >>> weights = EncodedOnce([1.0])
+        >>> weights.kept("bytes", lambda: b"made")
+        b'made'
+        >>> weights.kept("bytes", lambda: b"again")
+        b'made'
         """
         try:
             return self._kept[key]

@@ -48,8 +48,15 @@ def check_bounds(
       opaque_bytes: How many bytes of it are known to hold no containers.
 
     Raises:
-      DecodeError: It is no msgpack, or not one whole value.
-      MessageTooLargeError: It is past a limit.
+      DecodeError: It is not msgpack, or not one whole value.
+      MessageTooLargeError: It exceeds a limit.
+
+    >>> from msgpack import packb
+    >>> check_bounds(packb([[[[[]]]]]), MessageLimits(depth=2))
+    Traceback (most recent call last):
+    ...
+    replicator.errors.MessageTooLargeError: A value must be at most 2 containers deep
+    (`MessageLimits.depth`). Flatten it, or raise the limit at both ends.
     """
     num_bytes = len(head)
     # Every level takes a byte at least, and starts with one of few.
@@ -68,6 +75,13 @@ def check_hashes(keys: Sequence[Any]) -> None:
 
     Raises:
       DecodeError: Too many share one.
+
+    >>> check_hashes([float(number) for number in range(1000)])
+    >>> check_hashes([number * (2**61 - 1) for number in range(1000)])
+    Traceback (most recent call last):
+    ...
+    replicator.errors.DecodeError: At most 64 keys of a dictionary or set may share a
+    hash.
     """
     # The hashes of strings and bytes are secret, so they cannot be chosen.
     if len(keys) <= _SHARE_A_HASH or set(map(type, keys)) <= {str, bytes}:

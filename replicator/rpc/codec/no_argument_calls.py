@@ -1,9 +1,9 @@
 """Calls without arguments: they come again and again, so each is packed once.
 
-    head   BARE, msgpack `[method, timeout_s]`
+    head   NO_ARGUMENTS, msgpack `[method, timeout_s]`
 
-What was unpacked is remembered as well. Both memories are bounded, in calls and in the
-bytes of each.
+Unpacked calls are kept as well. Both caches are bounded, in calls and in the bytes of
+each. (Packed by msgpack each time, a call without arguments takes a third longer.)
 """
 
 import functools
@@ -13,7 +13,7 @@ from msgpack import packb, unpackb
 
 from replicator.errors import DecodeError
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.wire_format import BARE, SURROGATES, too_large
+from replicator.rpc.codec.wire_format import NO_ARGUMENTS, SURROGATES, too_large
 
 REMEMBERED: Final = 256
 """Calls of one kind that are not packed, or unpacked, again. Few: a call that is tried
@@ -25,7 +25,7 @@ TIMES = (float, int, type(None))
 """Types of a deadline; a bool is none of them."""
 
 
-class BareCall(NamedTuple):
+class NoArgumentCall(NamedTuple):
     """The value of a call message without arguments; others are lists of the same.
 
     It arrives as it is, or as a list if the method's name is long.
@@ -38,7 +38,13 @@ class BareCall(NamedTuple):
 
 
 def pack_call(method: str, timeout_s: float | None) -> bytes:
-    """Return method and deadline as msgpack; nothing: they want more care."""
+    """Return method and deadline as msgpack; nothing: leave them to the codec.
+
+    >>> unpack_call(pack_call("add", 60.0))
+    ('add', 60.0)
+    >>> pack_call("add", -1.0)
+    b''
+    """
     if not _is_plain(method, timeout_s):
         return b""
     call = packb([method, timeout_s], unicode_errors=SURROGATES)
@@ -47,10 +53,10 @@ def pack_call(method: str, timeout_s: float | None) -> bytes:
 
 
 def unpack_call(call: bytes) -> tuple[str, float | None]:
-    """Return what `pack_call` was given.
+    """Return the arguments of `pack_call`.
 
     Raises:
-      Exception: It is nothing of that kind; of any type.
+      Exception: The bytes are not such a call; of any type.
     """
     if len(call) > _MOST_BYTES:
         raise DecodeError(f"Method and time must have at most {_MOST_BYTES} bytes.")
@@ -68,17 +74,21 @@ def _is_plain(method: Any, timeout_s: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=REMEMBERED, typed=True)
-def write_bare(method: str, args: None, kwargs: None, timeout_s: float | None) -> bytes:
-    """Return the head of a bare call; nothing: leave it to msgpack."""
+def encode_no_argument_call(
+    method: str, args: None, kwargs: None, timeout_s: float | None
+) -> bytes:
+    """Return the head of a call without arguments; nothing: leave it to msgpack."""
     call = pack_call(method, timeout_s)
-    return BARE + call if call else b""
+    return NO_ARGUMENTS + call if call else b""
 
 
-def read_bare(head: bytes | memoryview, body: Any, limits: MessageLimits) -> BareCall:
-    """Return what `write_bare` was given.
+def decode_no_argument_call(
+    head: bytes | memoryview, body: Any, limits: MessageLimits
+) -> NoArgumentCall:
+    """Return the call that `encode_no_argument_call` encoded.
 
     Raises:
-      Exception: It is nothing of that kind; of any type.
+      Exception: The head is not such a call; of any type.
     """
     if len(body):
         raise DecodeError("A body must hold what the head names and no more.")
@@ -88,6 +98,6 @@ def read_bare(head: bytes | memoryview, body: Any, limits: MessageLimits) -> Bar
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
-def _read(head: bytes) -> BareCall:
-    method, timeout_s = unpack_call(head[len(BARE) :])
-    return BareCall(method, None, None, timeout_s)
+def _read(head: bytes) -> NoArgumentCall:
+    method, timeout_s = unpack_call(head[len(NO_ARGUMENTS) :])
+    return NoArgumentCall(method, None, None, timeout_s)

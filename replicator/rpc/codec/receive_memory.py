@@ -18,10 +18,14 @@ _warm: list[np.ndarray] = []
 
 
 def receive_memory(num_bytes: int) -> memoryview:
-    """Return writable, aligned memory that nobody else sees.
+    """Return writable, aligned memory that no other code sees.
 
     Args:
-      num_bytes: Its length.
+      num_bytes: Number of bytes.
+
+    >>> memory = receive_memory(100)
+    >>> len(memory), memory.readonly
+    (100, False)
     """
     is_kept = _WARM_FROM_BYTES <= num_bytes <= _MOST_BYTES
     memory = _warm_memory(num_bytes) if is_kept else None

@@ -1,4 +1,4 @@
-"""Which classes may travel, by short name: what arrives is looked up here, or refused.
+"""Classes that may travel, by short name; names that are not here are refused.
 
 A name on the wire is a key of this table and nothing else: no module is imported by it,
 no attribute is looked up. Both ends register the same classes, usually by importing the
@@ -34,16 +34,16 @@ _Class = TypeVar("_Class", bound=type)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What the table holds of a class.
+    """Entry of the table for a class.
 
     Attributes:
-      name: By which it travels.
+      name: Name by which it travels.
       cls: The class.
-      kind: What is sent of an instance: its fields, or the name of a member. Exceptions
-        are no values: they travel as the answer to a call.
-      fields: What an instance is made of, in order.
+      kind: Kind of class, which decides on the parts to send: its fields, or the name
+        of a member. Exceptions are not values: they travel as the answer to a call.
+      fields: Names of the parts of an instance, in order.
       set_later: Those of `fields` that the constructor does not take.
-      static: Those that are no part of its pytree: there functions are not sent.
+      static: Those that are not part of its pytree: there functions are not sent.
     """
 
     name: str
@@ -54,7 +54,15 @@ class Entry:
     static: frozenset[str] = frozenset()
 
     def parts(self, value: Any) -> list[tuple[str, Any]]:
-        """Return what is sent of an instance, by field."""
+        """Return the parts of an instance to send, by field.
+
+        >>> @dataclasses.dataclass
+        ... class Point:
+        ...     x: int
+        >>> _ = (registry := Registry()).register(Point)
+        >>> registry.entry_of(Point).parts(Point(3))
+        [('x', 3)]
+        """
         if self.kind == "mapping":
             return [("items", value.unfreeze())]
         found = [(field, getattr(value, field)) for field in self.fields]
@@ -84,14 +92,22 @@ class Registry:
 
         Args:
           cls: A named tuple, dataclass, enum or exception.
-          name: How it is called in messages; the class's own name by default.
+          name: Name in messages; the class's own name by default.
 
         Returns:
           The class; without one, a decorator.
 
         Raises:
-          ArgumentError: It is none of these, cannot be rebuilt from its fields, or
-            another class has the name.
+          ArgumentError: The class is of another kind or cannot be rebuilt from its
+            fields, or another class has the name.
+
+        >>> registry = Registry()
+        >>> @registry.register(name="point")
+        ... @dataclasses.dataclass
+        ... class Point:
+        ...     x: int
+        >>> registry.entry_named("point").fields
+        ('x',)
         """
         if cls is None:
             return lambda cls: self.register(cls, name)
@@ -102,11 +118,11 @@ class Registry:
         return cls
 
     def entry_of(self, cls: type) -> Entry | None:
-        """Return what is known of a class itself (not of its bases)."""
+        """Return the entry of a class itself (not of its bases)."""
         return self._by_class.get(cls) or _library_entry(cls)
 
     def entry_named(self, name: str) -> Entry | None:
-        """Return what is registered under a name."""
+        """Return the entry under a name."""
         module, _, cls = name.partition(":")
         if not cls:
             return self._by_name.get(name)

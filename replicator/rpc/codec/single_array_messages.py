@@ -1,8 +1,8 @@
-"""Arrays without msgpack: a value that is one, a call with one as its only argument.
+"""Messages without msgpack: a value that is an array, a call whose one argument is.
 
-Programs push arrays, and the way through msgpack costs more than what else there is:
+Programs push arrays, and msgpack takes as long as all the rest of a small one:
 
-    head   LONE, the length of `call`, `call`, a code, data
+    head   SINGLE_ARRAY, the length of `call`, `call`, a code, data
     call   nothing: the value is the array; or msgpack `[method, timeout_s]`: the value
            is `[method, [array], None, timeout_s]`
     code   ARRAY or SHORT_ARRAY, with the data that it has as an extension
@@ -27,9 +27,9 @@ from replicator.rpc.codec.no_argument_calls import (
 )
 from replicator.rpc.codec.value_reader import Body, array_of, bytes_of, short_header
 from replicator.rpc.codec.value_writer import LONG_BYTES
-from replicator.rpc.codec.wire_format import ARRAY, LONE, SHORT_ARRAY, too_large
+from replicator.rpc.codec.wire_format import ARRAY, SHORT_ARRAY, SINGLE_ARRAY, too_large
 
-_ALONE = bytes([LONE, 0])
+_ALONE = bytes([SINGLE_ARRAY, 0])
 _ARRAY, _SHORT_ARRAY = bytes([ARRAY]), bytes([SHORT_ARRAY])
 _CALL_ITEMS = 4
 _CALL_DEPTH = 2
@@ -38,7 +38,7 @@ _ndarray = np.ndarray
 _uint8 = np.uint8
 
 
-def write_lone(
+def encode_single_array(
     value: PyTree, limits: MessageLimits
 ) -> tuple[bytes, list[memoryview], int] | None:
     """Return head, buffers and the bytes of both; None: leave the value to msgpack.
@@ -60,11 +60,13 @@ def write_lone(
     return None
 
 
-def read_lone(head: bytes | memoryview, body: Body, limits: MessageLimits) -> PyTree:
-    """Return what `write_lone` was given.
+def decode_single_array(
+    head: bytes | memoryview, body: Body, limits: MessageLimits
+) -> PyTree:
+    """Return the value that `encode_single_array` encoded.
 
     Raises:
-      Exception: It is nothing of that kind; of any type.
+      Exception: The head is not of that kind; of any type.
     """
     at = 2 + head[1]
     code = head[at]
@@ -115,7 +117,7 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
             raise too_large("bytes", num_bytes, "message_bytes", most)
         buffer = bytes_of(body) if num_bytes else b""
     else:
-        raise DecodeError(f"A lone array must be an array, got code {code}.")
+        raise DecodeError(f"A single array must be an array, got code {code}.")
     if limits.leaves < 1:
         raise too_large("arrays", 1, "leaves", limits.leaves)
     if len(body) != num_bytes:
@@ -127,7 +129,7 @@ def _read(code: int, data: bytes, body: Any, limits: MessageLimits) -> np.ndarra
 def _start_of_call(method: str, timeout_s: float | None) -> bytes:
     """Return the start of a call's head; nothing: leave it to msgpack."""
     call = pack_call(method, timeout_s)
-    return bytes([LONE, len(call)]) + call if call else b""
+    return bytes([SINGLE_ARRAY, len(call)]) + call if call else b""
 
 
 _read_call = functools.lru_cache(maxsize=REMEMBERED)(unpack_call)

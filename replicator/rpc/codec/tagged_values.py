@@ -1,8 +1,8 @@
 """Values that msgpack has no type for, as lists that begin with a tag.
 
-A new one is a function that takes it apart, one that puts it together, and a line in
-the table of each. What puts together is called with what came over the wire: it checks
-it, or calls what does; whatever it raises, the codec raises as `DecodeError`.
+A new one is a function that takes it apart, one that builds it, and a line in the table
+of each. The latter is called with untrusted parts: it checks them, or calls a function
+that does; whatever it raises, the codec raises as `DecodeError`.
 """
 
 import datetime
@@ -30,7 +30,7 @@ _MOST_FLAGS = 65_536
 
 
 class Tag:
-    """What a tag becomes at the receiver until its list is complete."""
+    """A tag at the receiver, until its list is complete."""
 
     __slots__ = ("build",)
 
@@ -47,10 +47,13 @@ def _tag(letter: bytes, build: Build) -> ExtType:
 
 
 def plain_parts(value: Any) -> Parts | None:
-    """Take a value of Python's own types apart; None: it is none of these.
+    """Take a value of Python's own types apart; None: it is of another type.
 
     Raises:
-      EncodeError: Something in it cannot be sent.
+      EncodeError: A part of it cannot be sent.
+
+    >>> plain_parts(range(3))[1:]
+    [0, 3, 1]
     """
     apart = _APART.get(type(value))
     return None if apart is None else apart(value)

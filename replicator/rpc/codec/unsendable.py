@@ -1,4 +1,4 @@
-"""Say what in a value cannot be sent, and where it lies. Only asked after a failure.
+"""Find the part of a value that cannot be sent, after a failure to send it.
 
 Sending keeps no account of where it is in a value, so that it is fast; when something
 fails, the value is walked a second time, with every leaf tried alone.
@@ -51,9 +51,9 @@ def find_unsendable(
     """Return the error for the first part that cannot be sent.
 
     Args:
-      value: What could not be.
-      registry: Says what the instances of its classes are made of.
-      limits: Say how deep values may be.
+      value: Value that could not be sent.
+      registry: Classes whose instances are looked into.
+      limits: Limits of the nesting.
       send: Raises if a leaf cannot be sent.
     """
     places = [_Place(value, "value")]
@@ -80,7 +80,11 @@ def find_unsendable(
 
 
 def why_not(value: Any) -> str:
-    """Describe a value of a type that cannot be sent, and what to send instead."""
+    """Describe a value of a type that cannot be sent, and a remedy.
+
+    >>> why_not(len)
+    'a builtin_function_or_method. Send what it returns'
+    """
     name = _name(type(value))
     if isinstance(value, type):
         return f"the class {_name(value)}. Send its name"
@@ -118,8 +122,12 @@ def why_not(value: Any) -> str:
     )
 
 
-def told(error: BaseException) -> str:
-    """Write an error whose own text may be long, or fail."""
+def short_text(error: BaseException) -> str:
+    """Return the text of an error, which may be long, or fail.
+
+    >>> short_text(ValueError("no such row"))
+    'ValueError: no such row'
+    """
     name = type(error).__name__
     try:
         return f"{name}: {error}"[:_LONGEST_TEXT]
@@ -159,7 +167,7 @@ def _refused(place: _Place, error: Exception) -> Exception:
         return _error(place, str(error))
     if isinstance(error, MessageTooLargeError):
         return error
-    failed = f"a {_name(type(place.value))} that cannot be read ({told(error)})"
+    failed = f"a {_name(type(place.value))} that cannot be read ({short_text(error)})"
     refusal = _error(place, f"{failed}. Send a copy")
     refusal.__cause__ = error
     return refusal

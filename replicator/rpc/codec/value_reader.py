@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from replicator.errors import DecodeError
-from replicator.rpc.codec.array_headers import Header, check_contents, read_header
+from replicator.rpc.codec.array_headers import ArrayHeader, check_contents, read_header
 from replicator.rpc.codec.head_bounds import check_hashes
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.receive_memory import receive_memory
@@ -97,7 +97,7 @@ class ValueReader:
         self.in_head_bytes += len(data)
         return self._array(short_header(data), data, 0)
 
-    def _array(self, header: Header, buffer: Any, start: int) -> np.ndarray:
+    def _array(self, header: ArrayHeader, buffer: Any, start: int) -> np.ndarray:
         if self._num_leaves > self._limits.leaves:
             most = self._limits.leaves
             raise too_large("arrays", self._num_leaves, "leaves", most)
@@ -119,15 +119,15 @@ class ValueReader:
 
 
 def array_of(
-    header: Header, buffer: Any, start: int, limits: MessageLimits, is_shared: bool
+    header: ArrayHeader, buffer: Any, start: int, limits: MessageLimits, is_shared: bool
 ) -> np.ndarray:
     """Return the array that a header describes, in the memory of a buffer.
 
-    Or in memory of its own, if the sender can still write to the buffer, and what it
-    might write is more than a wrong number.
+    Or in memory of its own, if the sender can still write to the buffer, and could do
+    more harm there than a wrong number.
 
     Raises:
-      DecodeError: What lies there is nothing of its dtype.
+      DecodeError: The bytes there are not valid for its dtype.
       MessageTooLargeError: It has too many dimensions.
     """
     shape, dtype, order, num_bytes, is_checked, is_copied = header
@@ -145,16 +145,16 @@ def array_of(
     return array
 
 
-def short_header(data: bytes) -> Header:
+def short_header(data: bytes) -> ArrayHeader:
     """Return the header of a short array.
 
     Raises:
-      DecodeError: It is none, or the array is not as long as it says.
+      DecodeError: It is invalid, or the array is not as long as in the header.
     """
     text = data[-1 - data[-1] :]
     header = read_header(text)
     if len(data) != len(text) + header.num_bytes:
-        raise DecodeError("A short array must be as long as its header says.")
+        raise DecodeError("A short array must be as long as in its header.")
     return header
 
 
@@ -168,7 +168,15 @@ def bytes_of(buffer: memoryview | bytes | bytearray | np.ndarray) -> np.ndarray:
 
 
 def read_dict(pairs: list[tuple[Any, Any]]) -> dict:
-    """Return a dictionary of keys that differ."""
+    """Return a dictionary of keys that differ.
+
+    >>> read_dict([("a", 1), ("b", 2)])
+    {'a': 1, 'b': 2}
+    >>> read_dict([("a", 1), ("a", 2)])
+    Traceback (most recent call last):
+    ...
+    replicator.errors.DecodeError: A dictionary must have each key once.
+    """
     if len(pairs) > _FEW_KEYS:
         check_hashes([key for key, _ in pairs])
     found = dict(pairs)

@@ -1,4 +1,4 @@
-"""Write one value: what msgpack packs in place of the types it has not.
+"""Write one value: replacements for the types that msgpack does not have.
 
 Short arrays go into the head, where they cost least; longer ones become buffers. All
 calls come through here: what can be known once is kept from call to call.
@@ -40,9 +40,12 @@ _new_tuple = tuple.__new__  # `ExtType` checks its arguments, which takes 0.2 µ
 
 
 def holds_long_bytes(value: Any) -> bool:
-    """Tell whether a value is long bytes, or a call or reply with some in plain sight.
+    """Return whether a value is long bytes, or a call or reply with some near the top.
 
     Those that lie deeper are found when the head turns out long.
+
+    >>> holds_long_bytes([b"x" * 10_000]), holds_long_bytes({"a": b"x" * 10_000})
+    (True, False)
     """
     kind = type(value)
     if kind is bytes:
@@ -91,8 +94,8 @@ class ValueWriter:
         Raises:
           Exception: Of any type; see `unsendable`.
         """
-        # A packer of its own: a shared one would be entered again by other threads and
-        # by whatever `__del__` sends.
+        # A packer of its own: a shared one would be entered again by other threads, and
+        # by a `__del__` that sends.
         packer = Packer(
             default=self._replace,
             strict_types=True,
@@ -211,8 +214,8 @@ class ValueWriter:
 def _in_one_piece(array: np.ndarray) -> np.ndarray:
     if array.dtype.names is None:
         return np.ascontiguousarray(array)
-    # Zeros, because what lies between fields is not copied: it would tell what this
-    # process had in that memory before.
+    # Zeros, because bytes between fields are not copied: they would reveal the former
+    # contents of that memory.
     copy = np.zeros(array.shape, array.dtype)
     copy[...] = array
     return copy

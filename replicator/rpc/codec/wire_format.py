@@ -1,11 +1,11 @@
-"""What both ends of the codec agree on: msgpack extensions, and where buffers lie."""
+"""Constants of the wire format: msgpack extensions, and the places of buffers."""
 
 from collections.abc import Sequence
 
 from replicator.errors import MessageTooLargeError
 
 TAG = 0
-"""Begins a list that is no list: one byte says what it is. See `tagged_values`."""
+"""Begins a list of another type, which the next byte names. See `tagged_values`."""
 ARRAY = 1
 """A header; the elements are the next buffer, if there are any."""
 SHORT_ARRAY = 2
@@ -18,9 +18,9 @@ BYTES = 4
 NONE = b"\xc0"
 """The head of None, as msgpack has it."""
 
-LONE = 0xC1
+SINGLE_ARRAY = 0xC1
 """Begins a head that is not msgpack, nor ever is; see `single_array_messages`."""
-BARE = bytes([LONE, 0xFF])
+NO_ARGUMENTS = bytes([SINGLE_ARRAY, 0xFF])
 """Begins the head of a call without arguments; see `no_argument_calls`."""
 
 SURROGATES = "surrogatepass"
@@ -35,6 +35,9 @@ def lay_out(buffers: Sequence[memoryview]) -> tuple[list[int], int]:
 
     Returns:
       The offset of each, and the size of the whole.
+
+    >>> lay_out([memoryview(bytes(70)), memoryview(bytes(8))])
+    ([0, 128], 136)
     """
     offsets, end = [], 0
     for buffer in buffers:
@@ -45,7 +48,11 @@ def lay_out(buffers: Sequence[memoryview]) -> tuple[list[int], int]:
 
 
 def in_one_piece(buffers: Sequence[memoryview]) -> memoryview:
-    """Return a copy of the buffers, laid out; read-only."""
+    """Return a read-only copy of the buffers, laid out.
+
+    >>> len(in_one_piece([memoryview(b"abc"), memoryview(b"d")]))
+    65
+    """
     offsets, size = lay_out(buffers)
     body = bytearray(size)
     for offset, buffer in zip(offsets, buffers, strict=True):
@@ -54,7 +61,7 @@ def in_one_piece(buffers: Sequence[memoryview]) -> memoryview:
 
 
 def too_large(what: str, number: int, limit: str, most: int) -> MessageTooLargeError:
-    """Return the error for what is past one of `MessageLimits`."""
+    """Return the error for a message that exceeds one of `MessageLimits`."""
     return MessageTooLargeError(
         f"A message must have at most {most} {what} (`MessageLimits.{limit}`), got "
         f"{number}. Send less at once, or raise the limit at both ends."

@@ -1,1 +1,1 @@
-"""Who belongs to the program: secrets, proofs, certificates."""
+"""Proof of membership in the program: secrets, handshakes, certificates."""

@@ -11,8 +11,8 @@ give up after `HANDSHAKE_TIMEOUT_S`. HMAC-SHA256 over the role, the transport's 
 and both messages with the nonces: a proof of one role, connection or transport is none
 for another, so neither a reflected nor a replayed transcript opens anything. The server
 shows its proof last, only to who has shown one. A refusal is a message too, so that the
-other end can say what was wrong; it opens nothing and tells no more than the closing of
-the connection would.
+other end can name the reason; it opens nothing and reveals no more than closing the
+connection would.
 
 Pure: bytes in, bytes out. Transports move them, and bound their time.
 """
@@ -28,7 +28,7 @@ from replicator.rpc.security.secret import Secret
 PROTOCOL_VERSION = 1
 HANDSHAKE_TIMEOUT_S = 2.0
 PRESSED_S = 0.25
-"""How long a handshake may take while others wait for theirs."""
+"""Seconds that a handshake may take while others wait for theirs."""
 
 _LAYOUT = struct.Struct("!6sH32s")  # what it is, version, nonce or proof or reason
 MESSAGE_BYTES = _LAYOUT.size
@@ -39,12 +39,12 @@ _WELCOME, _REFUSAL = b"rpc-ok", b"rpc-no"
 
 
 class ServerHandshake:
-    """The server's half; for one connection.
+    """The server's half of a handshake, for one connection.
 
-    When a method raises, `refusal` holds what to send before closing.
+    When a method raises, `refusal` holds the bytes to send before closing.
 
     Attributes:
-      refusal: `MESSAGE_BYTES` that tell the client why; empty while all is well.
+      refusal: `MESSAGE_BYTES` that name the reason to the client; else empty.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class ServerHandshake:
         """Start a handshake.
 
         Args:
-          secret: The program's.
-          binding: What the proof is valid for besides; equal at both ends.
-          peer: Who is at the other end, for the text of errors.
+          secret: Secret of the program.
+          binding: Transport and address for which the proof is valid; equal at both
+            ends.
+          peer: Name of the other end, for errors.
         """
         self.refusal = b""
         self._secret = secret
@@ -64,17 +65,22 @@ class ServerHandshake:
         self._transcript = b""
 
     def challenge(self, hello: bytes) -> bytes:
-        """Return what to send when `hello` came.
+        """Return the challenge that answers `hello`.
 
         Raises:
-          AuthenticationError: It is no hello of ours, or of another version.
+          AuthenticationError: The hello is invalid, or of another version.
+
+        >>> secret = Secret(bytes(32))
+        >>> client, server = ClientHandshake(secret), ServerHandshake(secret)
+        >>> answer = client.answer(server.challenge(client.hello()))
+        >>> client.finish(server.verify(answer))  # both have proved the secret
         """
         kind, version, _ = _parts(hello)
         if kind != _HELLO:
-            raise self._refuse(_Reason.NOT_OURS, f"{self._peer} did not say hello.")
+            raise self._refuse(_Reason.NOT_OURS, f"{self._peer} sent no hello.")
         if version != PROTOCOL_VERSION:
-            told = _versions_differ(self._peer, version)
-            raise self._refuse(_Reason.VERSION, told)
+            text = _versions_differ(self._peer, version)
+            raise self._refuse(_Reason.VERSION, text)
         challenge = _message(_CHALLENGE, secrets.token_bytes(32))
         self._transcript = bytes(hello) + challenge
         return challenge
@@ -83,7 +89,15 @@ class ServerHandshake:
         """Return the welcome that ends the handshake, if `answer` proves the secret.
 
         Raises:
-          AuthenticationError: It proves nothing.
+          AuthenticationError: The answer is not a proof.
+
+        >>> server = ServerHandshake(Secret(bytes(32)), peer="a stranger")
+        >>> stranger = ClientHandshake(Secret(b"x" * 32))
+        >>> server.verify(stranger.answer(server.challenge(stranger.hello())))
+        Traceback (most recent call last):
+        ...
+        replicator.errors.AuthenticationError: a stranger did not prove that it knows
+        this program's secret. ...
         """
         # Taken away first: a second answer has no nonce to be tried against.
         transcript, self._transcript = self._transcript, b""
@@ -100,13 +114,13 @@ class ServerHandshake:
             _WELCOME, _proof(self._secret, "server", self._binding, transcript)
         )
 
-    def _refuse(self, reason: "_Reason", told: str) -> AuthenticationError:
+    def _refuse(self, reason: "_Reason", text: str) -> AuthenticationError:
         self.refusal = _refusal(reason)
-        return AuthenticationError(told)
+        return AuthenticationError(text)
 
 
 class ClientHandshake:
-    """The client's half; for one connection."""
+    """The client's half of a handshake, for one connection."""
 
     def __init__(
         self, secret: Secret, *, binding: str = "", peer: str = "the server"
@@ -123,10 +137,10 @@ class ClientHandshake:
         return self._transcript
 
     def answer(self, challenge: bytes) -> bytes:
-        """Return what to send when `challenge` came.
+        """Return the answer to `challenge`.
 
         Raises:
-          AuthenticationError: It is no challenge of ours, or a refusal.
+          AuthenticationError: The challenge is invalid, or a refusal.
           ConnectionLostError: The server has no room for another client.
         """
         kind, version, _ = self._unless_refused(challenge)
@@ -146,7 +160,7 @@ class ClientHandshake:
         """Return if `welcome` proves that the server knows the secret as well.
 
         Raises:
-          AuthenticationError: It proves nothing, or is a refusal.
+          AuthenticationError: The welcome is not a proof, or is a refusal.
         """
         transcript, self._transcript = self._transcript, b""
         self._unless_refused(welcome)
@@ -175,7 +189,7 @@ class ClientHandshake:
                 f"{self._peer} refused this process: its secret is another one. "
                 f"{_REMEDY}"
             )
-        raise AuthenticationError(f"{self._peer} took this for no client of ours.")
+        raise AuthenticationError(f"{self._peer} did not recognise this as a client.")
 
 
 class _Reason(enum.IntEnum):
@@ -189,12 +203,20 @@ _REMEDY = "Give both ends the same secret (and the same host and port, if any)."
 
 
 def is_hello(received: bytes) -> bool:
-    """Return whether the bytes of a client begin a handshake."""
+    """Return whether the bytes of a client begin a handshake.
+
+    >>> is_hello(ClientHandshake(Secret(bytes(32))).hello()), is_hello(b"GET / HTTP")
+    (True, False)
+    """
     return received.startswith(_HELLO)
 
 
 def is_refusal(received: bytes) -> bool:
-    """Return whether the bytes of a server refuse a client without a proof."""
+    """Return whether the bytes of a server refuse a client without a proof.
+
+    >>> is_refusal(NO_ROOM)
+    True
+    """
     return received.startswith(_REFUSAL)
 
 
@@ -207,7 +229,7 @@ def _refusal(reason: _Reason) -> bytes:
 
 
 NO_ROOM = _refusal(_Reason.NO_ROOM)
-"""What a server tells who comes when it has no descriptor for another client."""
+"""Refusal that a server sends when it has no descriptor for another client."""
 
 
 def _parts(message: bytes) -> tuple[bytes, int, bytes]:

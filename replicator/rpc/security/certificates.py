@@ -2,9 +2,9 @@
 
 A program has an authority, one certificate for servers, and one for clients. The
 authority's private key is never written: it signs the two and is gone, so nobody can
-sign a third. A certificate says its role twice, as extended key usage, which TLS
-checks, and as a name (`urn:replicator:role:client`), which our server checks: what was
-made for a client serves nobody, and a server's opens no connection. They live for days,
+sign a third. A certificate names its role twice, as extended key usage, which TLS
+checks, and as a name (`urn:replicator:role:client`), which our server checks: one made
+for a client cannot serve, and a server's opens no connection. They are valid for days,
 not years; make new ones for the next run.
 
 The members of a group share nothing but the run's secret: each derives the same

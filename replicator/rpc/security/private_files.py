@@ -11,7 +11,7 @@ def create_private(path: str | os.PathLike[str]) -> int:
     """Make a new, empty file, mode 0600; return a descriptor to write to.
 
     Args:
-      path: Where; its directory must be this user's, and others must not write to it.
+      path: New file, in a directory of this user that others cannot write to.
 
     Raises:
       AuthenticationError: Others can write to the directory.

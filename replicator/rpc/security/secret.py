@@ -1,14 +1,14 @@
-"""The secret of a program: where it lives, and how a process comes by it.
+"""The secret of a program: its file or descriptor, and how processes find it.
 
 32 random bytes that all processes of one program know and nobody else. They travel in a
 file that only its owner can read, or in a descriptor that a child inherits: never in
 argv, which all users of a host can read, nor in the environment, which children, crash
-reports and logs get whole. The environment may say *where* the secret is:
+reports and logs get whole. The environment may *point to* the secret:
 `REPLICATOR_RPC_SECRET_FILE` (a path) or `REPLICATOR_RPC_SECRET_FD` (a descriptor).
 
-A `Secret` shows itself to nobody: `repr` is redacted, pickling raises, and what others
-need of it is `sign`. No frame that raises holds its bytes, for the sake of those who
-print the locals of a traceback.
+A `Secret` is never shown: `repr` is redacted, pickling raises, and other code uses
+`sign` alone. No frame that raises holds its bytes, as some tools print the locals of a
+traceback.
 """
 
 import hmac
@@ -55,12 +55,20 @@ class Secret:
 
     @classmethod
     def generate(cls) -> Self:
-        """Return a new one."""
+        """Return a new secret.
+
+        >>> Secret.generate()
+        Secret(<redacted>)
+        """
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the one that `write` put into a file.
+        """Return the secret that `write` put into a file.
+
+        >>> Secret(bytes(32)).write("secret")
+        >>> Secret.read("secret") == Secret(bytes(32))
+        True
 
         Args:
           path: A regular file of this user, mode 0600 or less; no link. `~` is home.
@@ -77,7 +85,7 @@ class Secret:
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Self:
-        """Return the one that a parent handed on; the descriptor stays open.
+        """Return the secret that a parent passed on; the descriptor stays open.
 
         Args:
           descriptor: From `inheritable_descriptor` of the parent, or any other of a
@@ -94,10 +102,13 @@ class Secret:
     def from_environment(
         cls, environment: Mapping[str, str] | None = None
     ) -> Self | None:
-        """Return the one that the environment points to, or None.
+        """Return the secret that the environment points to, or None.
+
+        >>> Secret.from_environment({}) is None
+        True
 
         Args:
-          environment: That of this process by default.
+          environment: Variables; those of this process by default.
 
         Raises:
           AuthenticationError: It points to nothing, or to no secret of this user's.
@@ -165,7 +176,11 @@ class Secret:
         return descriptor
 
     def sign(self, message: bytes) -> bytes:
-        """Return the HMAC-SHA256 of a message under this secret."""
+        """Return the HMAC-SHA256 of a message under this secret.
+
+        >>> len(Secret.generate().sign(b"message"))
+        32
+        """
         return hmac.digest(self._key, message, "sha256")
 
     def __eq__(self, other: object) -> bool:

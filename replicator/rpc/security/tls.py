@@ -1,4 +1,4 @@
-"""Where the files lie that prove over TLS who a process is, and how they are read."""
+"""Files of mutual TLS, and checks of the role in a client's certificate."""
 
 import dataclasses
 import os
@@ -64,20 +64,30 @@ class Tls:
 
 
 def role_uri(role: Role) -> str:
-    """Return what a certificate of ours bears, among its names, to say its role."""
+    """Return the name that marks the role of a process in its certificate.
+
+    >>> role_uri("client")
+    'urn:replicator:role:client'
+    """
     return f"urn:replicator:role:{role}"
 
 
 def check_client(names: Iterable[bytes], *, peer: str) -> None:
-    """Return unless TLS let in who has a certificate of ours for another role.
+    """Check that a certificate that TLS accepted is not for another role.
 
     Args:
-      names: What the peer's certificate bears; none without TLS. Certificates of
-        somebody else's making say no role, and are for the authority to judge.
-      peer: Who that is, for the error.
+      names: Names in the peer's certificate; none without TLS. Certificates that
+        others made name no role, and are for the authority to judge.
+      peer: Name of the peer, for the error.
 
     Raises:
       AuthenticationError: It is a server's.
+
+    >>> check_client([b"urn:replicator:role:server"], peer="10.0.0.7")
+    Traceback (most recent call last):
+    ...
+    replicator.errors.AuthenticationError: 10.0.0.7 must have a client's certificate,
+    got another role's. ...
     """
     prefix = role_uri("client").removesuffix("client").encode()
     roles = {name for name in names if name.startswith(prefix)}

@@ -1,10 +1,10 @@
-"""How many files, sockets and pipes this process may have open."""
+"""Limit of the files, sockets and pipes that this process may have open."""
 
 import contextlib
 import resource
 
 MOST = 1 << 16
-"""What is enough; some systems allow billions, and some programs try to close all."""
+"""Enough descriptors; some systems allow billions, and some programs close all."""
 
 
 def raise_limit() -> None:

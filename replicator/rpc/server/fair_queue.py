@@ -1,4 +1,4 @@
-"""Whose call is next: clients take turns, so one that floods does not starve others.
+"""Queue of calls in which clients take turns, so that one that floods starves no other.
 
 A client whose calls hold `max_seats` at once waits until one of them is over, which is
 when its reply was sent: a client that does not read takes no more threads than that.
@@ -19,7 +19,7 @@ _Call = TypeVar("_Call")
 
 @final
 class FairQueue(Generic[_Source, _Call]):
-    """Calls in the order of their client, clients in turn; no lock of its own."""
+    """Calls in the order of their client, clients in turn; its owner holds a lock."""
 
     def __init__(self, *, max_seats: int, reserved: int = 0) -> None:
         self.reserved = reserved
@@ -29,7 +29,7 @@ class FairQueue(Generic[_Source, _Call]):
         self._seats: collections.Counter[_Source] = collections.Counter()
 
     def __bool__(self) -> bool:
-        """Tell whether a call waits; any thread may ask."""
+        """Return whether a call waits; any thread may call this."""
         return bool(self._calls)
 
     def __iter__(self):
@@ -37,14 +37,21 @@ class FairQueue(Generic[_Source, _Call]):
         return itertools.chain.from_iterable(self._calls.values())
 
     def put(self, source: _Source, call: _Call) -> None:
-        """Let a call wait."""
+        """Let a call wait.
+
+        >>> queue = FairQueue(max_seats=2)
+        >>> for source, call in [("a", 1), ("a", 2), ("b", 3)]:
+        ...     queue.put(source, call)
+        >>> [queue.take(4), queue.take(3), queue.take(2)]
+        [('a', 1), ('b', 3), ('a', 2)]
+        """
         self._calls.setdefault(source, collections.deque()).append(call)
 
     def take(self, num_free: int) -> tuple[_Source, _Call] | None:
         """Return the next call, which has a seat until `done`; None if none may run.
 
         Args:
-          num_free: Seats that nobody has, with the one that is to be taken.
+          num_free: Number of free seats, with the one that is to be taken.
         """
         most = self._max_seats if num_free > self.reserved else _FEW_SEATS
         for source, calls in self._calls.items():

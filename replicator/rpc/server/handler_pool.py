@@ -2,10 +2,10 @@
 
 One connection, or few, cannot have all of a large pool: see `fair_queue`.
 
-A slot is an item of the list `_free`. Who runs a handler holds one; taking and giving
-back are single operations of the list, which are atomic. A call that waits and a slot
-that is free cannot miss each other: who adds either of the two looks at the other
-afterwards, in `_dispatch`.
+A slot is an item of the list `_free`. A thread that runs a handler holds one; taking
+and giving back are single operations of the list, which are atomic. A call that waits
+and a slot that is free cannot miss each other: the thread that adds either of the two
+looks at the other afterwards, in `_dispatch`.
 """
 
 import functools
@@ -28,7 +28,8 @@ class HandlerPool:
         self._threads = threads
         self._free = [None] * size
         # Guards `_waiting`; `_free` needs no lock. `_dispatch` starts threads while it
-        # is held, but no handler runs and nothing is sent under it.
+        # is held, and so takes the lock of `WorkerThreads` under it, never the other
+        # way round. No handler runs and nothing is sent under it.
         self._lock = threading.Lock()
         self._waiting: FairQueue[Caller, ServedCall] = FairQueue(
             max_seats=size, reserved=size // _RESERVED_OF
@@ -51,10 +52,10 @@ class HandlerPool:
             return list(self._waiting)
 
     def try_enter(self) -> bool:
-        """Take a slot if one is free and nobody waits for it.
+        """Take a slot if one is free and no call waits for it.
 
-        Also where all that wait are clients whose seats are taken: `submit` starts the
-        call past them.
+        Not even where all that wait are of clients whose seats are taken: `submit`
+        starts the call past them.
         """
         # Without the lock: a call that is put just now may be overtaken, no more.
         if self._waiting:

@@ -1,9 +1,9 @@
-"""Which methods a server offers: the public ones that the classes of an object declare.
+"""Methods that a server offers: the public ones that the classes of an object declare.
 
 They are found in the classes, not in the object: no property is evaluated, nothing of
 `object` is offered, nothing that begins with an underscore but a `__call__` that a
-class defines, and no path of attributes leads anywhere. Of a class of this library only
-those are offered that say what they take (`base/accepts`).
+class defines, and no path of attributes leads anywhere. A class of this library offers
+only the methods that declare the arguments they accept (`base/accepts`).
 """
 
 import inspect
@@ -26,10 +26,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def idempotent(function: _Function) -> _Function:
-    """Mark a method whose call may be sent again when its reply is lost.
+    """Mark a method that may run more than once for one call.
 
-    A client then tries again, with back-off, within the deadline; a server that still
-    has the reply of the first try sends that one instead of running the method again.
+    When the connection breaks or the reply is lost, the client makes the call again,
+    with back-off, within the deadline: the method runs at least once. Calls of other
+    methods run at most once; the client raises `ConnectionLostError` instead.
 
     Args:
       function: A method, or a function given to `Server.bind`.
@@ -56,12 +57,12 @@ def idempotent(function: _Function) -> _Function:
 
 @final
 class Method:
-    """One method of a server: what to call, and how it has behaved.
+    """One method of a server: its function, and how quick its calls have been.
 
     Attributes:
-      is_quick: Whether its next call is worth no thread of its own. A guess from its
+      is_quick: Whether the next call runs in the thread that read it. A guess from the
         last calls; a wrong one costs others 2 ms (`read_handoff`), and then 64 calls
-        get their own thread before the next guess.
+        run in the pool before the next guess.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Method:
         self._calls_until_quick = _CALLS_AT_FIRST
 
     def took(self, seconds: float) -> None:
-        """Learn from a call; need not be told of quick ones while `is_quick`."""
+        """Learn from a call; quick ones need not be reported while `is_quick`."""
         was_quick = self.is_quick
         self._share_of_slow += ((seconds > QUICK_S) - self._share_of_slow) / 8
         self._calls_until_quick -= 1
@@ -92,7 +93,7 @@ class Method:
             and self.batch_size == 1
         )
         if self.is_quick and not was_quick:
-            self._share_of_slow = 0.0  # of quick calls it will not be told any more
+            self._share_of_slow = 0.0  # quick calls are no longer reported
 
     def held_up(self) -> None:
         """Learn that a call which was thought quick held others up."""
@@ -101,17 +102,20 @@ class Method:
 
 
 def methods_of(instance: object) -> dict[str, Method]:
-    """Return the methods that an object offers.
+    """Return the methods that an object offers, by name.
 
     Args:
-      instance: Any object. What its constructor put in place of a declared method
-        (`self.predict = batched_handler(32)(self.predict)`) is what will be called.
-
-    Returns:
-      Them, by name.
+      instance: Any object. A function that its constructor put in place of a declared
+        method (`self.predict = batched_handler(32)(self.predict)`) is called instead.
 
     Raises:
       ArgumentError: It is a class, or declares no public method, or an `async def`.
+
+    >>> class Store:
+    ...     @idempotent
+    ...     def read(self, key): ...
+    >>> {name: method.is_idempotent for name, method in methods_of(Store()).items()}
+    {'read': True}
     """
     if isinstance(instance, type):
         raise ArgumentError(
@@ -136,8 +140,14 @@ def method_of_function(name: str, function: Callable[..., Any]) -> Method:
     """Return a method made of a single function.
 
     Raises:
-      ArgumentError: The name is private or no name; the function cannot be called, or
-        is an `async def`.
+      ArgumentError: The name is private or not a name; the function cannot be called,
+        or is an `async def`.
+
+    >>> method_of_function("_add", max)
+    Traceback (most recent call last):
+    ...
+    replicator.errors.ArgumentError: `name` must be a public Python name, got '_add'.
+    Use letters, digits and underscores, and begin with a letter.
     """
     if name != "__call__" and (name.startswith("_") or not name.isidentifier()):
         raise ArgumentError(
@@ -152,7 +162,13 @@ def method_of_function(name: str, function: Callable[..., Any]) -> Method:
 
 
 def is_offered(cls: type, name: str) -> bool:
-    """Tell whether a class is not of this library, or says what the method takes."""
+    """Return whether a class is not of this library, or declares what a method takes.
+
+    >>> class Counter:
+    ...     def add(self, n): ...
+    >>> is_offered(Counter, "add")
+    True
+    """
     owner = next((each for each in cls.__mro__ if name in vars(each)), None)
     if owner is None or not owner.__module__.startswith("replicator."):
         return True
@@ -160,7 +176,15 @@ def is_offered(cls: type, name: str) -> bool:
 
 
 def declared_names(cls: type) -> Iterator[str]:
-    """Yield the names of the public methods that a class declares."""
+    """Yield the names of the public methods that a class declares.
+
+    >>> class Counter:
+    ...     total = 0
+    ...     def add(self, n): ...
+    ...     def _reset(self): ...
+    >>> list(declared_names(Counter))
+    ['add']
+    """
     seen: set[str] = set()
     for ancestor in cls.__mro__[:-1]:
         for name, attribute in vars(ancestor).items():
@@ -173,7 +197,7 @@ def declared_names(cls: type) -> Iterator[str]:
 
 
 def _is_method(attribute: object) -> bool:
-    """Tell a function, also a wrapped one (`functools.wraps`, `jax.jit`), from data."""
+    """Return whether it is a function, or wraps one (`functools.wraps`, `jax.jit`)."""
     if isinstance(attribute, types.FunctionType | staticmethod | classmethod):
         return True
     if isinstance(attribute, type) or not callable(attribute):

@@ -1,12 +1,13 @@
-"""See to it that somebody reads while the one who reads is busy.
+"""Hand reading to another thread while the reader runs a handler.
 
 A quick handler runs in the thread that read its call: no other thread wakes up, which
-is most of what a call costs. Meanwhile nobody reads there. Handlers are mostly as quick
-as they were before; when one is not, or its reply is not taken, the handoff gives the
-right to read to another thread after 2 ms, so that pings, cancellations and other calls
-get through. The first thread reads no more when it is done.
+is most of the cost of a call. Meanwhile no thread reads there. Handlers are mostly as
+quick as they were before; when one is not, or its reply is not taken, the handoff gives
+the right to read to another thread after 2 ms, so that pings, cancellations and other
+calls get through. The first thread reads no more when it is done. Without this a
+handler that was quick and now blocks would block its whole server.
 
-`watch` sleeps as long as nobody is busy, so a quiet server uses no time.
+`watch` sleeps as long as no reader is busy, so a quiet server uses no time.
 """
 
 import contextlib
@@ -27,23 +28,24 @@ _LONGEST_SLEEP_S = 60.0
 
 @final
 class ReadHandoff:
-    """Looks every 2 ms at readers that are busy.
+    """Watch that relieves busy readers; it looks every 2 ms.
 
     Attributes:
-      busy: Since when each of them is. A reader adds itself, then wakes the handoff if
-        it `is_asleep`; the handoff says that it sleeps, then looks at `busy` once more.
-        So one of the two sees the other.
+      busy: Time since which each reader is busy. A reader adds itself, then wakes the
+        handoff if it `is_asleep`; the handoff sets `is_asleep`, then looks at `busy`
+        once more. So one of the two sees the other.
       is_asleep: Whether it must be woken.
     """
 
     def __init__(self) -> None:
-        self.busy: dict[Reader, float] = {}
+        # Changed by single atomic operations; no lock.
+        self.busy: dict[ReadingRight, float] = {}
         self.is_asleep = False
         self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_closed = False
 
     def wake(self) -> None:
-        """Let it look again."""
+        """Make `watch` look again."""
         self.is_asleep = False
         self._alarm.put(None)
 
@@ -75,24 +77,24 @@ class ReadHandoff:
 
 
 @final
-class Reader:
-    """The right to read in one place; it passes from thread to thread.
+class ReadingRight:
+    """Right to read one connection, or one selector; passes from thread to thread.
 
     Attributes:
-      call: The quick call that its holder runs.
+      call: Quick call that its holder runs.
     """
 
     def __init__(
         self,
         handoff: ReadHandoff,
         threads: WorkerThreads,
-        read: Callable[["Reader"], None],
+        read: Callable[["ReadingRight"], None],
     ) -> None:
-        """Make one that nobody holds.
+        """Make a right that no thread holds.
 
         Args:
-          handoff: Watches it.
-          threads: Where it and its successors run.
+          handoff: Watch over it.
+          threads: Threads in which its holders run.
           read: Reads as the holder, until the right is lost or there is no more to
             read.
         """
@@ -100,8 +102,9 @@ class Reader:
         self._handoff = handoff
         self._threads = threads
         self._read = read
-        # Held by who reads. Not an RLock: `start` and `relieve` take it for a thread
-        # that they start, so the one that releases it is often another.
+        # Held by the thread that reads, never while a handler runs. Not an RLock:
+        # `start` and `relieve` take it for a thread that they start, so the one that
+        # releases it is often another. No lock of ours is held when it is waited for.
         self._right = threading.Lock()
         self._take = self._right.acquire
 
@@ -111,7 +114,7 @@ class Reader:
         self._threads.run(functools.partial(self._read, self))
 
     def lay_down(self, now_s: float) -> None:
-        """Be busy from now on: another thread may read if it takes long."""
+        """Release the right for a handler; another thread may take it after 2 ms."""
         handoff = self._handoff
         handoff.busy[self] = now_s
         if handoff.is_asleep:
@@ -120,10 +123,10 @@ class Reader:
         self._right.release()
 
     def take_up(self) -> bool:
-        """Be done; return whether this thread still has the right to read."""
+        """Take the right back; return False if another thread reads by now."""
         if not self._take(False):
             return False
-        # Only who has the right changes the entry, so this is the caller's own.
+        # Only the holder of the right changes the entry, so this is the caller's own.
         self._handoff.busy.pop(self, None)
         return True
 

@@ -1,4 +1,4 @@
-"""Say which clients were refused, and not for each of a flood of them."""
+"""Log refused clients, at a limited rate."""
 
 import logging
 import threading
@@ -20,12 +20,12 @@ class RefusalLog:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start with nothing told.
+        """Start with no warning logged.
 
         Args:
-          server: Who refuses.
-          log: Where it is told.
-          clock: Seconds that only grow.
+          server: Name of the server that refuses.
+          log: Logger of the warnings.
+          clock: Returns seconds that only grow.
         """
         self._server = server
         self._log = log
@@ -33,16 +33,16 @@ class RefusalLog:
         # Guards the two numbers. The log is written outside: its handlers may block.
         self._lock = threading.Lock()
         self._next_s = -float("inf")
-        self._untold = 0
+        self._num_unlogged = 0
 
-    def tell(self, reason: Exception) -> None:
-        """Warn of one more, or count it to be told with the next warning."""
+    def warn(self, reason: Exception) -> None:
+        """Warn of one more, or count it for the next warning."""
         with self._lock:
             now_s = self._clock()
             if now_s < self._next_s:
-                self._untold += 1
+                self._num_unlogged += 1
                 return
-            untold, self._untold = self._untold, 0
+            unlogged, self._num_unlogged = self._num_unlogged, 0
             self._next_s = now_s + _BETWEEN_S
-        others = f" ({untold} others were refused before it)" if untold else ""
+        others = f" ({unlogged} others were refused before it)" if unlogged else ""
         self._log.warning("%s refused a client: %s%s", self._server, reason, others)

@@ -1,4 +1,4 @@
-"""Run the handler of one call, and send what came of it, in the thread that calls."""
+"""Run the handler of one call, and send its result, in the calling thread."""
 
 import logging
 import time
@@ -19,26 +19,25 @@ from replicator.rpc.answers import (
     raised,
     without_attributes,
 )
-from replicator.rpc.protocols import Kind
-from replicator.rpc.remote_errors import Told, tell
+from replicator.rpc.protocols import MessageKind
+from replicator.rpc.remote_errors import ErrorInfo, describe_error
 from replicator.rpc.server.methods import QUICK_S
-from replicator.rpc.server.reply_cache import New, Running, size_of
 from replicator.rpc.server.served_call import ServedCall, running_here
 from replicator.rpc.server.service import Service
 
-_REPLY = int(Kind.REPLY)
-_ERROR = int(Kind.ERROR)
+_REPLY = int(MessageKind.REPLY)
+_ERROR = int(MessageKind.ERROR)
 # What a handler raises that heeds its deadline, or passes it on to what it calls.
 _GAVE_UP = (TimeoutError, CallCancelledError)
 _NONE: dict[str, PyTree] = {}
 _log = logging.getLogger(__name__)
 
 REPLY_TIMEOUT_S = 30.0
-"""Who does not take a reply for so long is disconnected."""
+"""Seconds after which a client that does not take a reply is disconnected."""
 
 
 def run(service: Service, call: ServedCall, started_s: float) -> None:
-    """Run a handler, which has a slot; free the slot; send what came of it."""
+    """Run a handler, which has a slot; free the slot; send its result."""
     target = call.target
     call.started_s = started_s
     running_here.call = call
@@ -49,23 +48,16 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     finally:
         running_here.call = None
         call.is_over = True
-        # Before the reply is sent: who does not take it must not hold a slot.
+        # Before the reply is sent: a client that does not take it must hold no slot.
         service.pool.leave()
     try:
         _reply(service, call, answer, time.monotonic() - started_s)
-    except BaseException:  # out of memory: who else waits for it asks again
-        if call.is_shared:
-            with service.replies_lock:
-                others = service.replies.forget(call.key)
-            for other in others:
-                other.caller.close()
-        raise
     finally:  # it counts against what its client may have under way
         call.caller.end(call)
 
 
 def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -> None:
-    """Send what came of a handler; take note of how long it took."""
+    """Send the result of a handler; record how long it took."""
     target = call.target
     # Arrays that lie in shared memory go back to their pool.
     call.args, call.kwargs = (), _NONE
@@ -78,20 +70,18 @@ def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -
     target.records.add(*counted)
     if (of_caller := service.records_of(call.caller.name)) is not None:
         of_caller.add(*counted)
-    if call.is_shared:
-        _tell_others(service, call, answer, bytes_out)
 
 
 def _answer_to(error: BaseException, service: Service, call: ServedCall) -> Answer:
-    """Return what to say of a handler that raised."""
+    """Return the answer for a handler that raised."""
     now_s = time.monotonic()
     if isinstance(error, _GAVE_UP) and now_s >= call.deadline_s:
         return not_run(OVERRAN, now_s - call.received_s)
-    return raised(tell(error, registry=service.registry))
+    return raised(describe_error(error, registry=service.registry))
 
 
 def run_if_wanted(service: Service, call: ServedCall) -> None:
-    """Run a handler that waited for its slot, if somebody still waits for it."""
+    """Run a handler that waited for its slot, if its caller still waits."""
     now_s = time.monotonic()
     is_late = True
     try:
@@ -107,7 +97,7 @@ def run_if_wanted(service: Service, call: ServedCall) -> None:
 
 
 def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
-    """Send an answer, or why it cannot be sent; return what was, and its bytes."""
+    """Send an answer, or an error in its place; return what was sent, and its bytes."""
     caller = call.caller
     try:
         return answer, caller.connection.send(
@@ -115,8 +105,11 @@ def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
         )
     except (EncodeError, MessageTooLargeError) as error:
         answer = _sendable(call, answer, error)
-        caller.say(
-            Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=REPLY_TIMEOUT_S
+        caller.send(
+            MessageKind.ERROR,
+            answer.value,
+            call_id=call.call_id,
+            timeout_s=REPLY_TIMEOUT_S,
         )
         return answer, 0
     except RpcError as error:
@@ -125,55 +118,23 @@ def send(call: ServedCall, answer: Answer) -> tuple[Answer, int]:
                 "%s did not take the reply of `%s` for %.0f s: it is disconnected",
                 *(caller.connection.peer, call.method, REPLY_TIMEOUT_S),
             )
-    # Its socket is closed by now, so who watches that would hear nothing.
+    # Its socket is closed by now, so the selector would never report its end.
     caller.close()
     return answer, 0
 
 
 def answer_unrun(service: Service, call: ServedCall, answer: Answer) -> None:
-    """Send why a call was not run, to all who asked for it."""
-    askers = [call]
-    if call.is_shared:
-        with service.replies_lock:
-            askers += service.replies.forget(call.key)
-    for asker in askers:
-        if not asker.is_given_up:
-            send(asker, answer)
-        asker.caller.end(asker)
+    """Send the reason why a call was not run."""
+    if not call.is_given_up:
+        send(call, answer)
+    call.caller.end(call)
     service.count_refusal()
 
 
-def is_new(service: Service, call: ServedCall) -> bool:
-    """Tell whether an idempotent call is to be run; answer one that was seen before."""
-    with service.replies_lock:
-        seen = service.replies.begin(call.key, call)
-        if isinstance(seen, Running):
-            # Under the lock: once it is free, `_tell_others` may take the entry out.
-            call.caller.calls[call.call_id] = seen.first
-    if isinstance(seen, Answer):
-        send(call, seen)
-        call.caller.end(call)
-    call.is_shared = isinstance(seen, New)
-    return call.is_shared
-
-
-def _tell_others(
-    service: Service, call: ServedCall, answer: Answer, num_bytes: int
-) -> None:
-    """Keep the answer of an idempotent call; send it to who asked meanwhile."""
-    size = num_bytes or size_of(answer.value)
-    with service.replies_lock:
-        others = service.replies.end(call.key, answer, size)
-    # Not under the lock: each of them may take `REPLY_TIMEOUT_S`.
-    for other in others:
-        send(other, answer)
-        other.caller.end(other)
-
-
 def _sendable(call: ServedCall, answer: Answer, error: Exception) -> Answer:
-    """Return what to say instead of an answer that cannot be sent."""
-    if answer.kind == Kind.ERROR:
+    """Return the error to send in place of an answer that cannot be sent."""
+    if answer.kind == MessageKind.ERROR:
         return without_attributes(answer)
     names = [cls.__name__ for cls in type(error).__mro__[:-2]]
     text = f"`{call.method}` returned what cannot be sent: {error}"
-    return raised(Told(names, text))
+    return raised(ErrorInfo(names, text))

@@ -2,7 +2,7 @@
 
 A thread for each would be woken for each call, and threads of Python that hand each
 other their one lock answer a third as many calls. So the loop waits with `epoll` for
-whichever has something, takes one message at a time from each, and handles it; quick
+any that has data, takes one message at a time from each, and handles it; quick
 handlers run right there (see `read_handoff` for those that are not).
 
 A connection that is alone has a thread of its own all the same, which spares a system
@@ -19,9 +19,9 @@ import time
 from typing import Protocol, final
 
 from replicator.errors import CallTimeoutError, RpcError
-from replicator.rpc.adaptive_spin import ShortWaits
+from replicator.rpc.adaptive_spin import AdaptiveSpin
 from replicator.rpc.protocols import Connection, Message
-from replicator.rpc.server.read_handoff import Reader, ReadHandoff
+from replicator.rpc.server.read_handoff import ReadHandoff, ReadingRight
 from replicator.rpc.server.worker_threads import WorkerThreads
 
 _log = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ IS_AVAILABLE = hasattr(select, "epoll") and hasattr(os, "eventfd")
 _TURNS_BETWEEN_LOOKS = 16
 
 
-class Watched(Protocol):
-    """A connection, as the loop knows it; `served_connection` is the one maker.
+class WatchedConnection(Protocol):
+    """A `ServedConnection` as the loop uses it; its file imports this one by `service`.
 
     Attributes:
-      connection: What is read.
-      descriptor: By which the loop watches it; -1 while it does not.
-      is_listed: Whether it is in the loop's list of those that have something.
+      connection: Connection to read.
+      descriptor: Descriptor by which the loop watches it; -1 while it does not.
+      is_listed: Whether it is in the loop's list of those that have data.
       is_paused: Whether its client has too much in flight.
     """
 
@@ -45,11 +45,11 @@ class Watched(Protocol):
     is_listed: bool
     is_paused: bool
 
-    def handle(self, message: Message, received_s: float, reader: Reader) -> None:
-        """Lay the right to read down, and do what a message asks for."""
+    def handle(self, message: Message, received_s: float, reader: ReadingRight) -> None:
+        """Release the right to read, and process a message."""
 
     def is_alone(self) -> bool:
-        """Tell whether the server has no other connection."""
+        """Return whether the server has no other connection."""
         ...
 
     def serve(self) -> None:
@@ -66,19 +66,19 @@ class SelectorLoop:
     def __init__(self, handoff: ReadHandoff, threads: WorkerThreads) -> None:
         self._threads = threads
         self._handoff = handoff
-        self._watched: dict[int, Watched] = {}
-        # Any thread appends; only who has the right to read takes from it.
-        self._ready: collections.deque[Watched] = collections.deque()
-        # Guards `_watched` and what the system watches, against each other.
-        # Also `_waker`, whose number may be another file's once it is closed. No
-        # thread has another lock of ours when it takes this one.
+        self._watched: dict[int, WatchedConnection] = {}
+        # Any thread appends; only the holder of the right to read takes from it.
+        self._ready: collections.deque[WatchedConnection] = collections.deque()
+        # Guards `_watched` and the registrations of epoll, which must agree. Also
+        # `_waker`, whose number may be another file's once it is closed. No thread has
+        # another lock of ours when it takes this one.
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
-        self._waits: ShortWaits | None = None
+        self._waits: AdaptiveSpin | None = None
         self._waker = -1
         self._is_closed = False
 
-    def add(self, watched: Watched) -> None:
+    def add(self, watched: WatchedConnection) -> None:
         """Read a connection from now on."""
         with self._lock:
             if self._epoll is None and not self._is_closed:
@@ -89,7 +89,7 @@ class SelectorLoop:
         else:
             watched.close()
 
-    def remove(self, watched: Watched) -> None:
+    def remove(self, watched: WatchedConnection) -> None:
         """Read a connection no more; to be called before its descriptor is closed."""
         with self._lock:
             if self._watched.get(watched.descriptor) is watched:
@@ -100,29 +100,30 @@ class SelectorLoop:
                 # So that `resume` changes nothing for who gets the number next.
                 watched.descriptor = -1
 
-    def resume(self, watched: Watched) -> None:
+    def resume(self, watched: WatchedConnection) -> None:
         """Read a connection again that is paused no more."""
         with self._lock:
             self._watch(watched, select.EPOLLIN)
-        # Listed as well: of what was received before, the system tells nothing.
+        # Listed as well: epoll does not report data that was received before.
         self._list(watched)
 
     def close(self) -> None:
         """Read nothing more."""
         with self._lock:
-            # The descriptors are closed by who reads, which may be inside of `poll`.
+            # The reading thread closes the descriptors: it may be inside of `poll`.
             self._is_closed = True
             self._wake()
 
     def _open(self) -> None:
+        """Start to read, with the lock held; the reading thread ends it by `_close`."""
         self._epoll = select.epoll()
-        self._waits = ShortWaits(self._epoll.poll)
+        self._waits = AdaptiveSpin(self._epoll.poll)
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._waker, select.EPOLLIN)
-        Reader(self._handoff, self._threads, self._read).start()
+        ReadingRight(self._handoff, self._threads, self._read).start()
 
-    def _begin(self, epoll: "select.epoll", watched: Watched) -> bool:
-        """Watch a connection; return False if it is closed."""
+    def _begin(self, epoll: "select.epoll", watched: WatchedConnection) -> bool:
+        """Watch a connection, with the lock held; return False if it is closed."""
         descriptor = watched.connection.fileno()
         try:
             epoll.register(-1 if descriptor is None else descriptor, select.EPOLLIN)
@@ -132,13 +133,13 @@ class SelectorLoop:
         self._watched[watched.descriptor] = watched
         return True
 
-    def _watch(self, watched: Watched, events: int) -> None:
+    def _watch(self, watched: WatchedConnection, events: int) -> None:
         """Change what is watched for, with the lock held."""
         if self._epoll is not None and watched.descriptor >= 0:
             with contextlib.suppress(OSError):  # closed meanwhile
                 self._epoll.modify(watched.descriptor, events)
 
-    def _list(self, watched: Watched) -> None:
+    def _list(self, watched: WatchedConnection) -> None:
         watched.is_listed = True
         self._ready.append(watched)
         with self._lock:
@@ -148,7 +149,7 @@ class SelectorLoop:
         if self._waker >= 0:
             os.eventfd_write(self._waker, 1)
 
-    def _read(self, reader: Reader) -> None:
+    def _read(self, reader: ReadingRight) -> None:
         """Read as the holder of the right to, until it is lost or all is closed."""
         ready = self._ready
         turns = 0
@@ -163,7 +164,7 @@ class SelectorLoop:
                 return
 
     def _look(self) -> bool:
-        """List what has received something; return False at the end."""
+        """List the connections that have data; return False at the end."""
         for descriptor, events in self._events():
             # Without the lock: an event of one that was removed just now is ignored.
             watched = self._watched.get(descriptor)
@@ -180,7 +181,7 @@ class SelectorLoop:
         return not self._is_closed
 
     def _events(self) -> list[tuple[int, int]]:
-        """Return what the system tells; wait for it if nothing is to be done yet."""
+        """Return the events of epoll; wait for some if no connection has data yet."""
         assert self._epoll is not None, "the loop reads, so it was opened"
         assert self._waits is not None, "it was made with that"
         if self._ready:
@@ -191,11 +192,11 @@ class SelectorLoop:
         self._waits.end(started_s)
         return events
 
-    def _read_one(self, watched: Watched, reader: Reader) -> bool:
+    def _read_one(self, watched: WatchedConnection, reader: ReadingRight) -> bool:
         """Take one message; return whether this thread still reads."""
         # Before it is read: what arrives later lists it again.
         watched.is_listed = False
-        # Listed twice: by now it has a thread of its own, or is closed.
+        # It was listed twice: by now it has a thread of its own, or is closed.
         if watched.descriptor < 0:
             return True
         if watched.is_paused:

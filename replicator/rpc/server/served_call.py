@@ -1,9 +1,9 @@
-"""One call in a server, and what its handler may ask about it: `current_call()`.
+"""One call in a server, and its state as its handler sees it: `current_call()`.
 
     received ──▶ waits for a thread ──▶ runs ──▶ its reply is sent
         └── cancelled, late, or the server stops: never run ──┘
 
-A handler is not killed when nobody waits any more: it is told, and should look.
+A handler is not killed when its caller no longer waits: it should ask `is_cancelled()`.
 """
 
 import math
@@ -14,23 +14,21 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from replicator.base.types import PyTree
-from replicator.rpc.protocols import Connection, Kind
+from replicator.rpc.protocols import Connection, MessageKind
 from replicator.rpc.server.methods import Method
 
 
 class Caller(Protocol):
-    """The client whose call it is; `served_connection` is the one maker.
+    """Client of a call: a `ServedConnection`, whose file imports this one.
 
     Attributes:
-      connection: Where it is.
-      client_id: What it said it is.
-      name: What it said it is called; None if it did not.
-      calls: Its calls that have no answer yet, by number.
+      connection: Connection to the client.
+      name: Name that the client gave; None if it gave none.
+      calls: Calls that have no answer yet, by number.
       is_stalled: Whether it has not taken a reply for a while.
     """
 
     connection: Connection
-    client_id: bytes | None
     name: str | None
     calls: dict[int, "ServedCall"]
     is_stalled: bool
@@ -39,21 +37,26 @@ class Caller(Protocol):
         """Run a call in this thread, which has a slot for it."""
 
     def end(self, call: "ServedCall") -> None:
-        """Forget a call that was answered, or has nobody to answer to."""
+        """Forget a call that was answered, or whose client is gone."""
 
-    def say(
-        self, kind: Kind, value: PyTree = None, *, call_id: int = 0, timeout_s: float
+    def send(
+        self,
+        kind: MessageKind,
+        value: PyTree = None,
+        *,
+        call_id: int = 0,
+        timeout_s: float,
     ) -> None:
-        """Send a message; who does not take it is disconnected."""
+        """Send a message; disconnect a client that does not take it."""
 
-    def say_goodbye(self) -> None:
-        """Tell the client that the server takes no more calls."""
+    def send_goodbye(self) -> None:
+        """Announce to the client that the server takes no more calls."""
 
     def give_up_calls(self) -> None:
-        """Tell handlers that the server stops; refuse the calls that wait."""
+        """Cancel the calls that run; refuse the calls that wait."""
 
     def abandon_calls(self) -> "list[ServedCall]":
-        """Answer what still runs, for good, and disconnect; return what that is."""
+        """Answer the calls that still run, and disconnect; return these calls."""
         ...
 
     def close(self) -> None:
@@ -73,25 +76,26 @@ running_here = _RunningHere()
 class ServedCall:
     """One call, from when it was read until its reply was sent.
 
-    Handlers get it from `current_call()`; what they may use has a docstring.
+    Handlers get it from `current_call()`, and may use all that has a docstring. Its
+    attributes are written by the thread that reads and then by the one that runs it;
+    `give_up` alone may be called by others, at any time.
     """
 
     # Class attributes, so that a call that runs at once need not set them.
-    target = Method("(being read)", lambda: None, is_idempotent=True)
+    target = Method("(being read)", lambda: None)
     args: Sequence[PyTree] = ()
     kwargs: Mapping[str, PyTree] = types.MappingProxyType({})
     deadline_s = math.inf
     started_s = 0.0
     is_over = False  # its handler, not yet its reply
     is_counted = False  # in the bytes that its connection may hold
-    is_shared = False  # an idempotent one, which others may have asked for as well
     is_given_up = False
     _event: threading.Event | None = None
 
     def __init__(
         self, caller: Caller, call_id: int, received_s: float, num_bytes: int
     ) -> None:
-        """Be known: what is called is told when its message was read."""
+        """Begin with its header; method and arguments follow when its body was read."""
         self.caller = caller
         self.call_id = call_id
         self.received_s = received_s
@@ -103,13 +107,8 @@ class ServedCall:
         return self.target.name
 
     @property
-    def key(self) -> tuple[bytes, int]:
-        """Return who called and which call: the same for each try."""
-        return self.caller.client_id or b"", self.call_id
-
-    @property
     def peer(self) -> str:
-        """Return who calls, for people."""
+        """Return a description of the client, for people."""
         return self.caller.connection.peer
 
     def remaining_s(self) -> float | None:
@@ -119,7 +118,7 @@ class ServedCall:
         return max(0.0, self.deadline_s - time.monotonic())
 
     def is_cancelled(self) -> bool:
-        """Tell whether nobody waits for the result any more.
+        """Return whether the caller no longer waits for the result.
 
         The caller gave up or is gone, its deadline passed, or the server stops and
         has waited long enough.
@@ -136,7 +135,7 @@ class ServedCall:
         return self.is_cancelled()
 
     def give_up(self) -> None:
-        """Tell the handler that nobody waits for the result."""
+        """Cancel the call; its handler should notice."""
         self.is_given_up = True
         if self._event is not None:
             self._event.set()
@@ -152,7 +151,7 @@ def current_call() -> ServedCall | None:
 
 
 def cancelled() -> bool:
-    """Tell a handler whether nobody waits for its result; False outside of one.
+    """Return whether the caller of this handler no longer waits; False outside of one.
 
     >>> cancelled()
     False

@@ -3,8 +3,8 @@
 Any thread may send; one at a time reads: here, in a thread of the connection, or in the
 `selector_loop`, for all connections that it can watch.
 
-    read a call ─┬─ quick: lay the right to read down, run it here, reply, take it up;
-                 │         if another thread took it meanwhile (`read_handoff`), go home
+    read a call ─┬─ quick: release the right to read, run it here, reply, take it back;
+                 │         if another thread took it meanwhile (`read_handoff`), return
                  └─ else:  to the pool; read on
 
 So a client that waits for each reply costs no switch of threads, and one whose call
@@ -21,13 +21,12 @@ from replicator.base.types import PyTree
 from replicator.errors import RpcError
 from replicator.rpc.answers import ABANDONED, STOPPED, not_run, raised
 from replicator.rpc.arrivals import checked
-from replicator.rpc.protocols import Connection, Kind, Message, Payload
-from replicator.rpc.remote_errors import Told
-from replicator.rpc.server.read_handoff import Reader
+from replicator.rpc.protocols import Connection, Message, MessageKind, Payload
+from replicator.rpc.remote_errors import ErrorInfo
+from replicator.rpc.server.read_handoff import ReadingRight
 from replicator.rpc.server.running import (
     REPLY_TIMEOUT_S,
     answer_unrun,
-    is_new,
     run,
     run_if_wanted,
 )
@@ -35,9 +34,9 @@ from replicator.rpc.server.served_call import ServedCall
 from replicator.rpc.server.service import Service
 
 _log = logging.getLogger(__name__)
-_LAST_WORD_S = 0.2
+_STOP_SEND_S = 0.2
 _LOOK_S = 1.0
-_CALL = int(Kind.CALL)
+_CALL = int(MessageKind.CALL)
 
 
 @final
@@ -45,11 +44,10 @@ class ServedConnection:
     """One client of a server.
 
     Attributes:
-      connection: Where it is.
-      service: The server it calls.
-      calls: Its calls from when they arrive until their reply was sent, by number.
-      client_id: What it said it is; the same after it connects again.
-      name: What it said it is called; None if it did not.
+      connection: Connection to the client.
+      service: Server that it calls.
+      calls: Calls from when they arrive until their reply was sent, by number.
+      name: Name that the client gave; None if it gave none.
       is_stalled: Whether it has not taken a reply for a while: then its calls run in
         the pool, where they can hold up no more threads than that has places.
     """
@@ -57,10 +55,11 @@ class ServedConnection:
     def __init__(self, service: Service, connection: Connection) -> None:
         self.connection = connection
         self.service = service
+        # Changed by single atomic operations, in any thread; others look at copies.
         self.calls: dict[int, ServedCall] = {}
-        self.client_id: bytes | None = None
         self.name: str | None = None
         self.is_stalled = False
+        # Of the selector loop: under its lock, and by its reading thread.
         self.descriptor = -1
         self.is_listed = False
         self.is_paused = False
@@ -70,24 +69,24 @@ class ServedConnection:
         self._held_bytes = 0
         self._held_calls = 0
         self._is_closed = False
-        # Set by who makes room or closes; only who has the right to read clears it.
+        # Set when there is room, or at the end; only the reading thread clears it.
         self._room = threading.Event()
 
     def serve(self) -> None:
         """Read until the connection ends, in a thread of its own."""
         # Not kept: what refers to itself in a circle outlives its last use.
-        Reader(self.service.handoff, self.service.threads, self._read).start()
+        ReadingRight(self.service.handoff, self.service.threads, self._read).start()
 
     def is_alone(self) -> bool:
-        """Tell whether the server has no other connection."""
+        """Return whether the server has no other connection."""
         return len(self.service.connections) <= 1
 
     def run(self, call: ServedCall) -> None:
         """Run a call that waited, in this thread, which has a slot for it."""
         run_if_wanted(self.service, call)
 
-    def handle(self, message: Message, received_s: float, reader: Reader) -> None:
-        """Lay the right to read down, and do what a message asks for."""
+    def handle(self, message: Message, received_s: float, reader: ReadingRight) -> None:
+        """Release the right to read, and process a message."""
         kind, call_id, payload = message
         call = None
         # One that is sent twice is answered once. Known before it is read, as another
@@ -100,11 +99,11 @@ class ServedConnection:
         try:
             if call is not None:
                 self._take(call, payload, reader)
-            elif kind == Kind.CANCEL:
+            elif kind == MessageKind.CANCEL:
                 self._cancel(call_id)
-            elif kind == Kind.PING:
-                self.say(
-                    Kind.PONG,
+            elif kind == MessageKind.PING:
+                self.send(
+                    MessageKind.PONG,
                     self._states(checked(kind, payload.take())),
                     call_id=call_id,
                 )
@@ -113,7 +112,7 @@ class ServedConnection:
             self.close()
 
     def end(self, call: ServedCall) -> None:
-        """Forget a call that was answered, or has nobody to answer to."""
+        """Forget a call that was answered, or whose client is gone."""
         # Before `takes_calls` is looked at: `_stop` clears that, then counts calls.
         self.calls.pop(call.call_id, None)
         self.is_stalled = False
@@ -122,26 +121,22 @@ class ServedConnection:
         if not self.service.takes_calls:
             self.service.call_ended.set()
 
-    def say(
+    def send(
         self,
-        kind: Kind,
+        kind: MessageKind,
         value: PyTree = None,
         *,
         call_id: int = 0,
         timeout_s: float = REPLY_TIMEOUT_S,
     ) -> None:
-        """Send a message; who does not take it is disconnected."""
+        """Send a message; disconnect a client that does not take it."""
         try:
             self.connection.send(kind, call_id, value, timeout_s=timeout_s)
         except RpcError:
             self.close()
 
     def close(self) -> None:
-        """Disconnect; give up its calls, but those that may be asked for again.
-
-        A client finds its way back, and asks for the reply of an idempotent call once
-        more: such a call runs on.
-        """
+        """Disconnect, and give up the calls; drop those that have not started."""
         with self._lock:
             if self._is_closed:
                 return
@@ -152,39 +147,38 @@ class ServedConnection:
             self.service.selector_loop.remove(self)
         self.connection.close()
         for call in self.service.pool.drop(self):
-            if call.is_shared:
-                self.service.pool.submit(call)
-            else:
-                self.end(call)
+            self.end(call)
         for call in self.calls.copy().values():
-            if not call.target.is_idempotent:
-                call.give_up()
+            call.give_up()
         self._room.set()
 
-    def say_goodbye(self) -> None:
-        """Tell the client that the server takes no more calls."""
-        self.say(Kind.GOODBYE, timeout_s=_LAST_WORD_S)
+    def send_goodbye(self) -> None:
+        """Announce to the client that the server takes no more calls."""
+        self.send(MessageKind.GOODBYE, timeout_s=_STOP_SEND_S)
 
     def give_up_calls(self) -> None:
-        """Tell handlers that the server stops; refuse the calls that wait."""
+        """Cancel the calls that run; refuse the calls that wait."""
         for call in self.service.pool.drop(self):
             answer_unrun(self.service, call, not_run(STOPPED))
         for call in self.calls.copy().values():
             call.give_up()
 
     def abandon_calls(self) -> list[ServedCall]:
-        """Answer what still runs, for good, and disconnect; return what that is."""
+        """Answer the calls that still run, and disconnect; return these calls."""
         left = list(self.calls.copy().values())
         for call in left:
             answer = not_run(ABANDONED, time.monotonic() - call.received_s)
-            self.say(
-                Kind.ERROR, answer.value, call_id=call.call_id, timeout_s=_LAST_WORD_S
+            self.send(
+                MessageKind.ERROR,
+                answer.value,
+                call_id=call.call_id,
+                timeout_s=_STOP_SEND_S,
             )
         self.close()
         return left
 
-    def _read(self, reader: Reader) -> None:
-        """Read as the holder of the right to, until it is lost, or the end."""
+    def _read(self, reader: ReadingRight) -> None:
+        """Read as the holder of the right, until that is lost, or the end."""
         receive = self.connection.receive
         connections = self.service.connections
         loop = (
@@ -201,7 +195,7 @@ class ServedConnection:
                     return
                 message = receive(timeout_s=None)
                 self.handle(message, time.monotonic(), reader)
-                del message  # what was not taken, while the next is long in coming
+                del message  # free its memory before the wait for the next one
                 # Lost means that another thread reads on: the connection stays open.
                 if not reader.take_up():
                     return
@@ -209,8 +203,8 @@ class ServedConnection:
             _log.debug("%s: %s", self.connection.peer, error)
         self.close()
 
-    def _take(self, call: ServedCall, payload: Payload, reader: Reader) -> None:
-        """Run a call, or let it wait for a thread, or say why not."""
+    def _take(self, call: ServedCall, payload: Payload, reader: ReadingRight) -> None:
+        """Run a call, or let it wait for a thread, or answer with the reason."""
         service = self.service
         try:
             name, args, kwargs, timeout_s = checked(_CALL, payload.take())[:4]
@@ -226,14 +220,12 @@ class ServedConnection:
         call.target = target
         call.args, call.kwargs = args or (), kwargs or {}
         del args, kwargs  # so that the call can let go of them before it replies
-        # After `target` is set: `close` closes, then looks at that.
-        if self._is_closed and not target.is_idempotent:
+        # `close` sets this, then gives up all of `calls`, where this one is by now.
+        if self._is_closed:
             call.give_up()
         # Looked at after the call is in `calls`, where `_drain` counts it.
         if not service.takes_calls:
             answer_unrun(service, call, not_run(STOPPED))
-        elif target.is_idempotent and self.client_id and not is_new(service, call):
-            return
         elif target.is_quick and not self.is_stalled and service.pool.try_enter():
             # A slot is taken, which `run` gives back; `relieve` looks at `reader.call`.
             reader.call = call
@@ -277,7 +269,7 @@ class ServedConnection:
             call.give_up()
 
     def _states(self, call_ids: PyTree) -> list[tuple[int, str, float]]:
-        """Say what each call does, and for how long; nothing of those not known."""
+        """Return the state of each known call, and for how many seconds."""
         now_s = time.monotonic()
         states = []
         for call_id in call_ids or ():
@@ -289,7 +281,7 @@ class ServedConnection:
         return states
 
     def _answer_own(self, call: ServedCall, name: str, args: Any) -> None:
-        """Answer what the server itself is asked; say so if there is no such method."""
+        """Answer a built-in method, or a call of a method that does not exist."""
         try:
             value = self.service.answer(name, self, args)
         except LookupError:
@@ -303,11 +295,11 @@ class ServedConnection:
             self._answer_unread(call, error)
         else:
             self.calls.pop(call.call_id, None)
-            self.say(Kind.REPLY, value, call_id=call.call_id)
+            self.send(MessageKind.REPLY, value, call_id=call.call_id)
 
     def _answer_unread(self, call: ServedCall, error: Exception) -> None:
         self.calls.pop(call.call_id, None)
         names = [cls.__name__ for cls in type(error).__mro__[:-2]]
-        answer = raised(Told(names, str(error)))
-        self.say(Kind.ERROR, answer.value, call_id=call.call_id)
+        answer = raised(ErrorInfo(names, str(error)))
+        self.send(MessageKind.ERROR, answer.value, call_id=call.call_id)
         self.service.count_refusal()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -55,10 +55,10 @@ _DEFAULT_LIMITS = MessageLimits()
 
 @final
 class Server:
-    """Serves the public methods that an object declares, and functions.
+    """Server of the public methods that an object declares, and of functions.
 
-    A handler runs in a thread of the server, several at a time: what they share needs
-    a lock. `current_call` tells a handler until when somebody waits for it.
+    A handler runs in a thread of the server, several at a time: data that they share
+    needs a lock. `current_call` returns a handler's deadline.
     """
 
     def __init__(
@@ -78,22 +78,22 @@ class Server:
         """Make a server; `start` starts it, as does `with`.
 
         Args:
-          instance: Whose methods are offered; None: those of `bind` alone.
-          name: How errors and logs call it; by default the class's name.
-          address: Where to listen, several places joined by commas. By default in this
+          instance: Object whose methods are offered; None: those of `bind` alone.
+          name: Name in errors and logs; by default the class's name.
+          address: Address to listen at, or several joined by commas. By default in this
             process and at a Unix socket of a fresh private directory.
-          pool_size: How many handlers may run at once.
-          secret: What clients must know; by default a file beside the Unix socket, or
-            where the environment points to.
+          pool_size: Number of handlers that may run at once.
+          secret: Secret that clients must know; by default the file beside the Unix
+            socket, or the one that the environment points to.
           registry: Classes that may travel.
-          limits: Of messages, and of what one client may have in flight.
+          limits: Limits of messages, and of the calls that one client has in flight.
           tls: Files of a server, for gRPC; needed beyond loopback.
-          insecure: Do without TLS there, too.
-          listeners: Listen here instead, for transports of your own.
+          insecure: Whether to do without TLS there, too.
+          listeners: Listeners to use instead, for transports of your own.
 
         Raises:
           ArgumentError: The object declares no public method; a number or address is
-            none.
+            invalid.
         """
         check_count("pool_size", pool_size)
         if listeners is None:
@@ -130,12 +130,12 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Return how errors and logs call it."""
+        """Return the name in errors and logs."""
         return self._name
 
     @property
     def address(self) -> str:
-        """Return what a client is given to call this server.
+        """Return the address that clients of this server are given.
 
         Raises:
           RpcError: It was not started: a socket may have no path yet.
@@ -155,7 +155,11 @@ class Server:
           The server.
 
         Raises:
-          ArgumentError: It is no such name; the server was started.
+          ArgumentError: The name is not public, or the server was started.
+
+        >>> server = rpc.Server().bind("add", lambda a, b: a + b)
+        >>> server
+        <Server 'server' of add>
         """
         if self._is_started:
             raise ArgumentError(
@@ -194,22 +198,23 @@ class Server:
             self._service.pool.leave_room_for(method.batch_size)
         _warn_of_batches(self._methods.values(), self._service.pool.size)
         raise_limit()
-        # At exit the server's threads, which are daemons, still run.
+        # At exit the server's threads, which are daemons, still run. A process that
+        # dies without it answers nothing: its clients see their connections end.
         atexit.register(self.stop, 0.0)
-        let_go_in_child(self)
+        register_fork_drop(self)
         self._service.threads.run(self._service.handoff.watch)
         for listener in self._listeners:
             self._service.threads.run(functools.partial(self._accept, listener))
         return self
 
     def stop(self, drain_s: float = DRAIN_S) -> None:
-        """Take no more calls, answer those there are, disconnect.
+        """Take no more calls, complete the pending ones, disconnect.
 
         From inside a handler it returns at once, and the server stops when that handler
         and the others are done. A second `stop` may shorten the first.
 
         Args:
-          drain_s: How long calls may take. Then handlers are told to give up (see
+          drain_s: Seconds that calls may take. Then handlers are cancelled (see
             `current_call`), and a second later their callers get
             `ServerStoppedError`; the log names handlers that run on.
         """
@@ -223,6 +228,8 @@ class Server:
         if is_first and not self._is_own_handler():
             self._stop()
         elif is_first:
+            # Not this thread, whose handler `_stop` waits for. A daemon, so that a
+            # handler that never ends does not keep the process.
             threading.Thread(target=self._stop, name="rpc stop", daemon=True).start()
         elif not self._is_own_handler():
             self._stopped.wait(drain_s + CANCEL_S + 5.0)
@@ -240,8 +247,8 @@ class Server:
             )
         return self._stopped.wait(timeout_s)
 
-    def let_go(self) -> None:
-        """Have stopped: this is a forked child, and its parent serves. See `forks`."""
+    def drop_after_fork(self) -> None:
+        """Count as stopped in this forked child; its parent serves. See `forks`."""
         self._is_inherited = True
         atexit.unregister(self.stop)
         # A new one: a thread of the parent may have held the lock of the old one.
@@ -261,11 +268,12 @@ class Server:
     def __repr__(self) -> str:
         return f"<Server {self._name!r} of {', '.join(sorted(self._methods))}>"
 
-    # Clients come.
+    # Arriving clients.
 
     def _accept(self, listener: Listener) -> None:
-        """Let clients in; each proves itself in a thread of its own."""
-        # For each listener its own: who fills those of a port keeps out no other.
+        """Accept clients; each proves itself in a thread of its own."""
+        # Bounds the handshakes of this listener: strangers who fill one address keep
+        # nobody out at another. Released by the handshake's thread.
         places = threading.BoundedSemaphore(MAX_HANDSHAKES)
         while True:
             places.acquire()
@@ -289,7 +297,7 @@ class Server:
         try:
             connection = handshake()
         except RpcError as error:
-            self._refusals.tell(error)
+            self._refusals.warn(error)
             return
         finally:
             # However it ended, as `_accept` waits for a place.
@@ -297,12 +305,12 @@ class Server:
         served = ServedConnection(self._service, connection)
         self._service.connections.add(served)
         if self._is_stopping:  # looked at after `_stop` could see the connection
-            served.say_goodbye()
+            served.send_goodbye()
             served.close()
             return
         served.serve()
 
-    # The end.
+    # Stopping.
 
     def _is_own_handler(self) -> bool:
         call = current_call()
@@ -315,15 +323,15 @@ class Server:
         # Before `_drain` counts: `_take` enters a call, then looks at this.
         service.takes_calls = False
         for caller in service.connections.copy():
-            caller.say_goodbye()
+            caller.send_goodbye()
         self._drain()
         left = [
             call
             for caller in service.connections.copy()
             for call in caller.abandon_calls()
         ]
-        # Last: with some transports connections do not outlive their listener, and who
-        # comes meanwhile is turned away by `_meet`.
+        # Last: with some transports connections do not outlive their listener; a client
+        # that arrives meanwhile is turned away by `_meet`.
         for listener in self._listeners or ():
             listener.close()
         if left:

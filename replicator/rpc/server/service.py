@@ -1,4 +1,4 @@
-"""What all connections of one server share: its methods, threads, replies, its phase.
+"""State shared by all connections of a server: methods, threads, pool, phase.
 
 `server` starts and stops it, `served_connection` works with it.
 """
@@ -18,19 +18,18 @@ from replicator.rpc.server import selector_loop
 from replicator.rpc.server.handler_pool import HandlerPool
 from replicator.rpc.server.methods import Method
 from replicator.rpc.server.read_handoff import ReadHandoff
-from replicator.rpc.server.reply_cache import ReplyCache
 from replicator.rpc.server.selector_loop import SelectorLoop
-from replicator.rpc.server.served_call import Caller, ServedCall
+from replicator.rpc.server.served_call import Caller
 from replicator.rpc.server.worker_threads import WorkerThreads
 
 _MAX_NAME = 128
 _MOST_CALLERS = 256
-"""Who says another name at each connection fills no memory: the rest have no name."""
+"""Most client names that are counted: names that change fill no memory."""
 
 
 @final
 class Service:
-    """The shared parts of a server."""
+    """Shared state of a server."""
 
     def __init__(
         self,
@@ -56,10 +55,10 @@ class Service:
         )
         # Changed by single atomic operations only.
         self.connections: set[Caller] = set()
+        # Only added to, by `setdefault`, in any thread.
         self._callers: dict[str, CallRecords] = {}
-        self.replies: ReplyCache[ServedCall] = ReplyCache()
-        # Guards `replies` and `_refused`. Nothing is sent or encoded while it is held.
-        self.replies_lock = threading.Lock()
+        # Guards `_refused`; held for one addition, with no other lock taken under it.
+        self._refused_lock = threading.Lock()
         # Set by who ends a call once `takes_calls` is false; wakes who waits in `stop`,
         # which looks every 50 ms anyway.
         self.call_ended = threading.Event()
@@ -73,11 +72,11 @@ class Service:
 
     def count_refusal(self) -> None:
         """Count a call that was answered without running it."""
-        with self.replies_lock:
+        with self._refused_lock:
             self._refused += 1
 
     def statistics(self) -> ServerStatistics:
-        """Return what is known now."""
+        """Return the statistics of this moment."""
         waiting = [call.method for call in self.pool.waiting()]
         running = [
             call.method
@@ -105,11 +104,10 @@ class Service:
         )
 
     def answer(self, name: str, caller: Caller, args: PyTree) -> PyTree:
-        """Answer a call of the server's own; LookupError if there is no such."""
+        """Answer a built-in method; LookupError if there is no such."""
         if name == HELLO:
-            caller.client_id, *names = checked(HELLO, args)
-            if names and names[0]:
-                caller.name = names[0][:_MAX_NAME]
+            (client_name,) = checked(HELLO, args)
+            caller.name = client_name[:_MAX_NAME] or None
             retried = [m.name for m in self.methods.values() if m.is_idempotent]
             return PROTOCOL, self.label, retried
         if name == LIST_METHODS:
@@ -119,7 +117,7 @@ class Service:
         raise LookupError(name)
 
     def records_of(self, caller: str | None) -> CallRecords | None:
-        """Return what calls of a caller are counted in; None if it has no name."""
+        """Return the records of a client's calls; None if it has no name."""
         known = None if caller is None else self._callers.get(caller)
         # A name has its place with its first call: one that only connects takes none.
         if caller is None or known is not None or len(self._callers) >= _MOST_CALLERS:

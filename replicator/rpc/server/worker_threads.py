@@ -1,4 +1,4 @@
-"""Threads that wait for something to do, and end when there was nothing for a while.
+"""Threads that wait for tasks, and end after a while without one.
 
 All threads of a server come from one of these: readers of connections, handlers, the
 one that accepts. A thread that has slept least is taken first, so that few are awake
@@ -28,9 +28,9 @@ class WorkerThreads:
         """Begin without threads.
 
         Args:
-          name: Of the threads.
-          idle_s: How long a thread waits for a task.
-          max_idle: How many do.
+          name: Name of the threads.
+          idle_s: Seconds that a thread waits for a task.
+          max_idle: Number of threads that may wait.
         """
         self._name = name
         self._idle_s = idle_s
@@ -38,7 +38,7 @@ class WorkerThreads:
         # Guards `_idle`, `_overdue` and `_is_closed`. No task runs and no thread is
         # started or waited for under it. `_members` changes by atomic operations.
         self._lock = threading.Lock()
-        # Who takes the inbox of a thread off this list owes it exactly one item.
+        # A thread that takes an inbox off this list must put exactly one item into it.
         self._idle: list[_Inbox] = []
         self._overdue: collections.deque[Task] = collections.deque()
         self._is_closed = False
@@ -79,6 +79,8 @@ class WorkerThreads:
         inbox = _Inbox()
         inbox.put(task)
         name = f"{self._name} {len(self._members)}"
+        # Ends by itself, in `_next`. A daemon: handlers that never return must not keep
+        # the process alive.
         thread = threading.Thread(
             target=self._work, args=[inbox], name=name, daemon=True
         )
@@ -94,7 +96,7 @@ class WorkerThreads:
                 if self._idle:  # since it was looked at
                     self._idle.pop().put(task)
                 else:
-                    self._overdue.append(task)  # for who is done next
+                    self._overdue.append(task)  # for the next thread that is done
 
     def _work(self, inbox: _Inbox) -> None:
         """Run tasks in this thread until none comes for a while."""
@@ -105,13 +107,13 @@ class WorkerThreads:
                     task()
                 except BaseException:
                     _log.exception("a thread of %s failed", self._name)
-                del task  # it may hold arrays, and the next may be long in coming
+                del task  # free its arrays before the wait for the next one
                 task = self._next(inbox)
         finally:
             self._members.discard(threading.current_thread())
 
     def _next(self, inbox: _Inbox) -> Task | None:
-        """Return what to do; None to end."""
+        """Return the next task; None to end."""
         with self._lock:
             if self._overdue:
                 return self._overdue.popleft()
@@ -125,4 +127,4 @@ class WorkerThreads:
                 if inbox in self._idle:
                     self._idle.remove(inbox)
                     return None
-            return inbox.get()  # who took it off the list is about to give it a task
+            return inbox.get()  # another thread took it off the list: its task comes

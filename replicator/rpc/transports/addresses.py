@@ -1,4 +1,4 @@
-"""Say where a server is, as a string; prepare and check the directory of a socket.
+"""Addresses of servers, as strings; checks of the directory of a socket.
 
 unix:/run/user/7/program/replay     a socket on this host, in a 0700 directory
 grpc://host:port                    another host
@@ -59,7 +59,15 @@ def parse(address: str) -> Address:
     """Return the one place that `address` names.
 
     Raises:
-      ArgumentError: It names none, or a socket path too long for the system.
+      ArgumentError: It is invalid, or a socket path too long for the system.
+
+    >>> parse("grpc://[::1]:8470")
+    GrpcAddress(host='::1', port=8470)
+    >>> parse("http://host:80")
+    Traceback (most recent call last):
+    ...
+    replicator.errors.ArgumentError: `address` must start with unix:, grpc:// or
+    inproc:, got 'http://host:80'. ...
     """
     scheme, colon, rest = address.partition(":")
     parser = _PARSERS.get(scheme)
@@ -75,7 +83,10 @@ def parse_all(addresses: str) -> list[Address]:
     """Return the places that a server's address names, joined by commas.
 
     Raises:
-      ArgumentError: One of them is none.
+      ArgumentError: One of them is invalid.
+
+    >>> [str(place) for place in parse_all("inproc:table,grpc://host:80")]
+    ['inproc:table', 'grpc://host:80']
     """
     return [parse(address.strip()) for address in addresses.split(",")]
 
@@ -86,8 +97,12 @@ def nearest_first(
     """Return those that can work from here, the nearest first.
 
     Args:
-      addresses: Of one server.
+      addresses: Addresses of one server.
       is_in_process: Whether this process has a listener of that name.
+
+    >>> places = parse_all("grpc://host:80,inproc:table")
+    >>> [str(place) for place in nearest_first(places, is_in_process=lambda name: True)]
+    ['inproc:table', 'grpc://host:80']
     """
     in_process, unix, grpc = [], [], []
     for address in addresses:
@@ -102,10 +117,10 @@ def nearest_first(
 
 
 def folder_for_sockets(longest_bytes: int) -> str | None:
-    """Return where folders of sockets can be made: TMPDIR, or /tmp; None for nowhere.
+    """Return a folder for folders of sockets: TMPDIR, or /tmp; None if neither fits.
 
     Args:
-      longest_bytes: How long its path may be: TMPDIR of a build lies deep.
+      longest_bytes: Most bytes of its path: TMPDIR of a build lies deep.
     """
     for folder in (tempfile.gettempdir(), "/tmp"):
         is_short = len(os.fsencode(folder)) <= longest_bytes
@@ -127,11 +142,11 @@ def make_socket_directory() -> str:
 
 
 def check_socket_directory(path: str, *, address: str) -> None:
-    """Return if nobody but this user can put, or change, what lies at a socket's path.
+    """Check that this user alone can put, or change, a file at a socket's path.
 
     Args:
-      path: Of the socket.
-      address: Whose it is, for errors.
+      path: Path of the socket.
+      address: Its address, for errors.
 
     Raises:
       AuthenticationError: Others can enter or own the directory.

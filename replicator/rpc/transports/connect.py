@@ -60,17 +60,17 @@ def connect(
 
     Args:
       address: `unix:/path`, `grpc://host:port`, `inproc:name`, or several with commas.
-      secret: The program's. By default, for a Unix socket, what the file `secret`
-        beside it holds; else what the environment points to.
+      secret: Secret of the program. By default, for a Unix socket, the file `secret`
+        beside it; else the one that the environment points to.
       registry: Classes that may travel.
-      limits: Of messages.
-      timeout_s: How long all of it may take.
+      limits: Limits of messages.
+      timeout_s: Seconds that all of it may take.
       tls: Files of a client, for gRPC; needed for other hosts.
-      insecure: Do without TLS for those, too.
+      insecure: Whether to do without TLS for those, too.
 
     Raises:
-      ArgumentError: It is no address, or there is no secret.
-      AuthenticationError: One of both ends did not prove that it belongs.
+      ArgumentError: The address is invalid, or there is no secret.
+      AuthenticationError: One end did not prove that it belongs to the program.
       ConnectionLostError: Nobody listens there, or does not answer in time.
     """
     encoding = Encoding(registry, limits)
@@ -122,19 +122,19 @@ def listen(
       address: `unix:/path`, in a directory that only this user can enter (it is made if
         its parent exists); `unix:` makes up both; `grpc://127.0.0.1:0` takes a free
         port; `inproc:name`, or `inproc:` for a random name.
-      secret: What clients must know. By default, for a Unix socket, what the file
-        `secret` beside it holds, or the environment points to, or a new one in that
-        file; for gRPC, what the environment points to.
+      secret: Secret that clients must know. By default, for a Unix socket, the file
+        `secret` beside it, or the one that the environment points to, or a new one in
+        that file; for gRPC, the one that the environment points to.
       registry: Classes that may travel.
-      limits: Of messages.
+      limits: Limits of messages.
       tls: Files of a server, for gRPC; needed beyond loopback.
-      insecure: Do without TLS there, too.
+      insecure: Whether to do without TLS there, too.
       force_encoding: In-process: whether values go through the codec nevertheless; by
-        default what the environment says.
+        default as in the environment.
 
     Raises:
-      ArgumentError: It is no address, or no safe one, or there is no secret.
-      AddressInUseError: Another server listens there; its process is told.
+      ArgumentError: The address is invalid or not safe, or there is no secret.
+      AddressInUseError: Another server listens there; the error names its process.
       AuthenticationError: Others may enter the socket's directory, or have the secret.
     """
     encoding = Encoding(registry, limits)
@@ -262,7 +262,7 @@ def _secret_beside(place: UnixAddress) -> Secret | None:
 
 
 def _new_secret_beside(place: UnixAddress) -> Secret:
-    """Put a new secret beside the socket; or return that of who was quicker."""
+    """Put a new secret beside the socket; return another process's if it was first."""
     path = os.path.join(os.path.dirname(place.path), SECRET_NAME)
     unfinished = f"{path}.{secrets.token_hex(8)}"
     secret = Secret.generate()

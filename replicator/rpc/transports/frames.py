@@ -1,4 +1,4 @@
-"""Put one message into bytes for a stream of them, and cut the stream again.
+"""Encode messages as frames of a byte stream, and cut the stream into frames again.
 
     header   magic, kind, flags, version, call id, bytes of head and body    28 bytes
     head     what the codec wrote
@@ -10,10 +10,9 @@
 
 The body is the codec's buffers, each at a multiple of 64. A small one is worth a
 checksum; a large one is not: the kernel copies it, and a checksum takes longer than the
-copy. What a header says is held against the limits before memory is asked for, and
-against the checksum before a large body is waited for.
-
-Pure: bytes in, frames out. Memory and shared memory are asked for by two callables.
+copy. A header is checked against the limits before memory is allocated, and against the
+checksum before a large body is waited for. Pure, but for two callables that provide
+memory and shared memory.
 """
 
 import struct
@@ -29,7 +28,7 @@ from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.receive_memory import receive_memory
 
 READ_BYTES = 65_536
-"""How much is read at once where it is not known what comes."""
+"""Bytes to read at once where the size of the next frame is not known."""
 CHECKED_BODY_BYTES = 16_384
 MAGIC = b"RPLF"
 VERSION = 1
@@ -53,7 +52,7 @@ Body = memoryview | bytes | np.ndarray
 """Bytes; an array of them where they lie in shared memory."""
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
-_unpack_start = struct.Struct("<8sQIQ").unpack_from  # what says what it is, in one
+_unpack_start = struct.Struct("<8sQIQ").unpack_from  # the first four fields in one
 _pack_where = _WHERE.pack
 _pack_crc = struct.Struct("<I").pack
 _unpack_where = _WHERE.unpack_from
@@ -70,7 +69,7 @@ _STARTS, _SHARED_STARTS = _starts(0), _starts(SHARED)
 
 
 class Where(NamedTuple):
-    """Where a body lies in shared memory, and how its release is told."""
+    """Place of a body in shared memory, and the slot by which it is released."""
 
     segment: int
     offset: int
@@ -78,8 +77,8 @@ class Where(NamedTuple):
     uses: int
 
 
-class Header(NamedTuple):
-    """What a frame begins with."""
+class FrameHeader(NamedTuple):
+    """Header of a frame."""
 
     magic: bytes
     kind: int
@@ -90,7 +89,7 @@ class Header(NamedTuple):
     body_bytes: int
 
 
-class Frame(NamedTuple):
+class MessageFrame(NamedTuple):
     """One message as it was received; the body is read-only."""
 
     kind: int
@@ -99,28 +98,32 @@ class Frame(NamedTuple):
     body: Body
 
 
-class Layout(NamedTuple):
-    """Where in the body each buffer lies."""
+class BufferLayout(NamedTuple):
+    """Buffers of a body, with the offset of each."""
 
     buffers: Sequence[Buffer]
     offsets: Sequence[int]
     num_bytes: int
 
 
-def lay_out(buffers: Sequence[memoryview]) -> Layout:
-    """Decide where in the body each buffer lies."""
+def lay_out(buffers: Sequence[memoryview]) -> BufferLayout:
+    """Place buffers in a body.
+
+    >>> lay_out([memoryview(bytes(70)), memoryview(bytes(8))]).offsets
+    [0, 128]
+    """
     if len(buffers) == 1:
-        return _new_tuple(Layout, (buffers, _AT_0, len(buffers[0])))
-    return Layout(buffers, *wire_format.lay_out(buffers))
+        return _new_tuple(BufferLayout, (buffers, _AT_0, len(buffers[0])))
+    return BufferLayout(buffers, *wire_format.lay_out(buffers))
 
 
-def check_fits(head: bytes, layout: Layout, limits: MessageLimits) -> None:
-    """Refuse to send what a receiver with the same limits would not take.
+def check_fits(head: bytes, layout: BufferLayout, limits: MessageLimits) -> None:
+    """Refuse to send a message that a receiver with the same limits would refuse.
 
-    The codec has counted the buffers; what lies between them counts as well.
+    The codec has counted the buffers; the padding between them counts as well.
 
     Raises:
-      MessageTooLargeError: It is past the limit.
+      MessageTooLargeError: It exceeds the limit.
     """
     num_bytes = len(head) + layout.num_bytes
     if num_bytes > limits.message_bytes:
@@ -133,7 +136,12 @@ def check_fits(head: bytes, layout: Layout, limits: MessageLimits) -> None:
 
 
 def frame_without_buffers(kind: int, call_id: int, head: bytes) -> bytes:
-    """Return the whole frame of a message that has no body."""
+    """Return the whole frame of a message that has no body.
+
+    >>> frame = frame_without_buffers(1, 7, b"head")
+    >>> FrameReader(MessageLimits()).read(frame)
+    MessageFrame(kind=1, call_id=7, head=b'head', body=b'')
+    """
     frame = _pack_header(MAGIC, kind, 0, VERSION, call_id, len(head), 0) + head
     return frame + _pack_crc(_crc32(frame))
 
@@ -148,15 +156,15 @@ def frame_with_shared_body(
 
 
 def frame_with_buffers(
-    kind: int, call_id: int, head: bytes, *, layout: Layout
+    kind: int, call_id: int, head: bytes, *, layout: BufferLayout
 ) -> list[Buffer]:
     """Return a frame as parts that are to be sent one after the other.
 
     Args:
-      kind: Of the message.
-      call_id: Of the message.
-      head: What the codec wrote.
-      layout: Of the buffers.
+      kind: Kind of the message.
+      call_id: Call of the message.
+      head: Head that the codec wrote.
+      layout: Layout of the buffers.
     """
     numbers = (call_id, len(head), layout.num_bytes)
     header = _pack_header(MAGIC, kind, 0, VERSION, *numbers)
@@ -176,12 +184,13 @@ def refuse_shared(where: Where, num_bytes: int) -> NoReturn:
 class FrameReader:
     """Cut what arrives into frames.
 
-    Bytes come in by `feed`, or, while a large frame is under way, by filling `target`.
-    After an error it is of no more use: where the next frame begins is not known.
+    Bytes come in by `feed`, or, in the middle of a large frame, by filling `target`.
+    After an error it is unusable: the start of the next frame is not known. One thread
+    uses it, which has the right to read.
 
     Attributes:
-      target: Where the next bytes belong; None: `feed` takes them.
-      rest: What was fed, as far as no frame was cut from it.
+      target: Memory for the next bytes; None: `feed` takes them.
+      rest: Bytes that were fed and are not part of a returned frame.
     """
 
     def __init__(
@@ -194,9 +203,9 @@ class FrameReader:
         """Start at the beginning of a stream.
 
         Args:
-          limits: What a frame may hold.
+          limits: Limits of a frame.
           open_shared: Returns a read-only body that lies in shared memory.
-          allocate: Returns writable memory for so many bytes.
+          allocate: Returns writable memory of the given size.
         """
         self._limits = limits
         self._max_bytes = limits.message_bytes
@@ -205,17 +214,17 @@ class FrameReader:
         self._open_shared = open_shared
         self.rest = b""
         self._start = 0
-        self._ready: Frame | None = None
+        self._ready: MessageFrame | None = None
         self.target: memoryview | None = None
-        self._finish: Callable[[], Frame | None] = lambda: None
+        self._finish: Callable[[], MessageFrame | None] = lambda: None
 
     @property
     def is_between_frames(self) -> bool:
-        """Tell whether no part of a frame has been read without the rest of it."""
+        """Return whether no frame has been read in part."""
         return not self.rest and self.target is None
 
-    def read(self, data: bytes) -> Frame | None:
-        """Take what was read, and return the next frame; as `feed` and `next_frame`."""
+    def read(self, data: bytes) -> MessageFrame | None:
+        """Take received bytes and return the next frame, like `feed` + `next_frame`."""
         # Nearly always: it is one frame whose body, if there is one, lies elsewhere.
         if not self.rest and len(data) >= _FRAME_BYTES:
             start, call_id, head_bytes, body_bytes = _unpack_start(data)
@@ -232,24 +241,23 @@ class FrameReader:
                 if body_bytes:
                     where = _new_tuple(Where, _unpack_where(data, end))
                     body = self._open_shared(where, body_bytes)
-                return _new_tuple(Frame, (kind, call_id, data[HEADER_BYTES:end], body))
+                return _new_tuple(
+                    MessageFrame, (kind, call_id, data[HEADER_BYTES:end], body)
+                )
         self.feed(data)
         return self.next_frame()
 
     def feed(self, data: bytes) -> None:
-        """Take what was read, when there is no `target`."""
+        """Take received bytes, when there is no `target`."""
         self.rest = self.rest[self._start :] + data
         self._start = 0
 
-    def filled(self, num_bytes: int) -> Frame | None:
-        """Take note that `num_bytes` were put into `target`.
-
-        Returns:
-          The frame, if it is whole now.
+    def filled(self, num_bytes: int) -> MessageFrame | None:
+        """Note that `num_bytes` were put into `target`; return a frame that is whole.
 
         Raises:
-          DecodeError: It is no frame of ours.
-          MessageTooLargeError: It says that it is larger than the limits.
+          DecodeError: It is not a valid frame.
+          MessageTooLargeError: Its header exceeds the limits.
         """
         assert self.target is not None
         if num_bytes < len(self.target):
@@ -259,12 +267,12 @@ class FrameReader:
         finish, self._finish, self.target = self._finish, lambda: None, None
         return finish()
 
-    def next_frame(self) -> Frame | None:
+    def next_frame(self) -> MessageFrame | None:
         """Return the next frame; None: more bytes are needed.
 
         Raises:
-          DecodeError: What came is no frame of ours.
-          MessageTooLargeError: It says that it is larger than the limits.
+          DecodeError: The bytes are not a valid frame.
+          MessageTooLargeError: Its header exceeds the limits.
         """
         if not self.rest:
             return None
@@ -274,7 +282,7 @@ class FrameReader:
         return frame
 
     def has_frame(self) -> bool:
-        """Tell whether `next_frame` returns one, or raises, without more bytes."""
+        """Return whether `next_frame` returns one, or raises, without more bytes."""
         if self._ready is None and self.rest:
             try:
                 self._ready = self._next_frame()
@@ -282,11 +290,11 @@ class FrameReader:
                 return True  # `next_frame` meets it again
         return self._ready is not None
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> MessageFrame | None:
         available = len(self.rest) - self._start
         if available < HEADER_BYTES:
             return None
-        header = Header(*_unpack_header(self.rest, self._start))
+        header = FrameHeader(*_unpack_header(self.rest, self._start))
         _check_header(header, self._limits)
         size = _checked_bytes(header)
         if available < size:
@@ -297,22 +305,21 @@ class FrameReader:
         end = self._start + size
         return self._body_after(header, self.rest[self._start : end], end)
 
-    def _fill_checked(self, header: Header, size: int) -> None:
+    def _fill_checked(self, header: FrameHeader, size: int) -> None:
         """Read a large head into memory of its own."""
         memory = self._allocate(size)
-        self._fill(
-            memory,
-            self._start,
-            lambda: self._body_after(header, memory.toreadonly(), 0),
-        )
+        checked = memory.toreadonly()
+        self._fill(memory, self._start, lambda: self._body_after(header, checked, 0))
 
-    def _body_after(self, header: Header, checked: Buffer, end: int) -> Frame | None:
+    def _body_after(
+        self, header: FrameHeader, checked: Buffer, end: int
+    ) -> MessageFrame | None:
         """Return the frame, or arrange for its body to be read.
 
         `end` is where the checked part ends in what was fed.
         """
         if _crc32(checked) != _RIGHT_CRC:
-            raise _corrupted(header.kind)
+            raise DecodeError(f"The checksum of a frame ({header.kind=}) is wrong.")
         view = memoryview(checked)
         at = HEADER_BYTES + header.head_bytes
         head = bytes(view[HEADER_BYTES:at])
@@ -329,14 +336,14 @@ class FrameReader:
             end += body_bytes
         else:
             memory = self._allocate(body_bytes)
-            frame = Frame(header.kind, header.call_id, head, memory.toreadonly())
+            frame = MessageFrame(header.kind, header.call_id, head, memory.toreadonly())
             self._fill(memory, end, lambda: frame)
             return None
         self._start = end
-        return Frame(header.kind, header.call_id, head, body)
+        return MessageFrame(header.kind, header.call_id, head, body)
 
     def _fill(
-        self, memory: memoryview, start: int, finish: Callable[[], Frame | None]
+        self, memory: memoryview, start: int, finish: Callable[[], MessageFrame | None]
     ) -> None:
         """Let `memory` be filled, first with what was fed from `start` on."""
         available = len(self.rest) - start
@@ -345,7 +352,7 @@ class FrameReader:
         self.target, self._finish = memory[available:], finish
 
 
-def _checked_bytes(header: Header) -> int:
+def _checked_bytes(header: FrameHeader) -> int:
     """Return the size of a frame up to its checksum, with that."""
     size = HEADER_BYTES + header.head_bytes
     if not header.body_bytes:
@@ -358,11 +365,11 @@ def _checked_bytes(header: Header) -> int:
 
 
 def _padding(size: int, is_checked: bool) -> int:
-    """Return how many zeros align the body: right behind them, or past the CRC."""
+    """Return the number of zeros that align the body, right behind or past the CRC."""
     return -(size if is_checked else size + _CRC_BYTES) % _ALIGNMENT
 
 
-def _padded(layout: Layout) -> list[Buffer]:
+def _padded(layout: BufferLayout) -> list[Buffer]:
     """Return the buffers with zeros between them, so that each is at its offset."""
     parts: list[Buffer] = []
     at = 0
@@ -374,7 +381,7 @@ def _padded(layout: Layout) -> list[Buffer]:
     return parts
 
 
-def _check_header(header: Header, limits: MessageLimits) -> None:
+def _check_header(header: FrameHeader, limits: MessageLimits) -> None:
     if header.magic != MAGIC:
         raise DecodeError(f"A frame must start with {MAGIC!r}, got {header.magic!r}.")
     if header.version != VERSION:
@@ -385,13 +392,8 @@ def _check_header(header: Header, limits: MessageLimits) -> None:
         raise wire_format.too_large(
             "bytes of head", header.head_bytes, "head_bytes", limits.head_bytes
         )
-    num_bytes = header.head_bytes + header.body_bytes
-    if num_bytes > limits.message_bytes:
-        most = limits.message_bytes
+    num_bytes, most = header.head_bytes + header.body_bytes, limits.message_bytes
+    if num_bytes > most:
         raise wire_format.too_large("bytes", num_bytes, "message_bytes", most)
     if header.flags & ~SHARED or (header.flags and not header.body_bytes):
         raise DecodeError(f"A frame must have flags of ours, got {header.flags}.")
-
-
-def _corrupted(kind: int) -> DecodeError:
-    return DecodeError(f"The checksum of a frame (kind {kind}) is wrong.")

@@ -1,8 +1,8 @@
 """Hand messages from thread to thread of one process: by reference, nothing is copied.
 
 `REPLICATOR_RPC_FORCE_ENCODING=1`, or `force_encoding=True`, sends every value through
-the codec instead, as between processes: what passes does not lean on sharing, and is
-something that can be sent.
+the codec instead, as between processes: it proves that calls do not rely on sharing,
+and that their values can be sent.
 """
 
 import functools
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
 from replicator.rpc.codec.encoded_once import EncodedOnce
@@ -84,7 +84,7 @@ class InProcessConnection:
             raise self._lost() from None
 
     def has_received(self) -> bool:
-        """Tell whether `receive` has a message without waiting."""
+        """Return whether `receive` has a message without waiting."""
         return bool(self._incoming)
 
     def fileno(self) -> int | None:
@@ -106,7 +106,7 @@ class InProcessConnection:
 
 
 class InProcessListener:
-    """Where clients of this process arrive; see `Listener`."""
+    """Listener for clients of this process; see `Listener`."""
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class InProcessListener:
         """Enter the process's table of listeners.
 
         Args:
-          name: Under which; an empty one is made up.
-          encoding: How values become bytes, where they do.
-          force_encoding: Whether they are; by default what the environment says.
+          name: Name in the table; an empty one is made up.
+          encoding: Encoding of values, where they are encoded.
+          force_encoding: Whether they are; by default as in the environment.
 
         Raises:
           AddressInUseError: The name is taken.
@@ -136,11 +136,11 @@ class InProcessListener:
                 f"`address` must be free, got {self.address}, where this process "
                 f"({os.getpid()}) listens already. Choose another name."
             )
-        let_go_in_child(self)
+        register_fork_drop(self)
 
     @property
     def address(self) -> str:
-        """Return what a client gives to `connect`."""
+        """Return the address that a client gives to `connect`."""
         return f"inproc:{self._name}"
 
     def accept(self) -> Callable[[], InProcessConnection]:
@@ -159,7 +159,7 @@ class InProcessListener:
         while self._arrivals:
             self._arrivals.take(0).close()  # came too late to be accepted
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Leave the table of a forked child, where nobody accepts; see `forks`."""
         _LISTENERS.pop(self._name, None)
 
@@ -187,7 +187,11 @@ class InProcessListener:
 
 
 def is_in_process(name: str) -> bool:
-    """Tell whether this process has a listener of that name."""
+    """Return whether this process has a listener of that name.
+
+    >>> is_in_process("nobody-is-here")
+    False
+    """
     return name in _LISTENERS
 
 
@@ -203,6 +207,7 @@ def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
     return listener.connect(timeout_s)
 
 
+# Changed by single atomic operations, in any thread.
 _LISTENERS: dict[str, InProcessListener] = {}
 
 
@@ -213,10 +218,11 @@ class _Queue(Generic[_Item]):
         self._most = most
         self._items: deque[_Item] = deque()
         self._has_ended = False
-        # May be entered again: the garbage collector may close a connection in here.
+        # Guards all of these; no other lock is taken under it. Reentrant: the garbage
+        # collector may close a connection inside of it.
         self._lock = threading.RLock()
-        self._has_item = threading.Condition(self._lock)
-        self._has_room = threading.Condition(self._lock)
+        self._has_item = threading.Condition(self._lock)  # `take` waits for it
+        self._has_room = threading.Condition(self._lock)  # `put` waits for it
 
     def __bool__(self) -> bool:
         return bool(self._items)
@@ -248,7 +254,7 @@ class _Queue(Generic[_Item]):
         raise EOFError if self._has_ended else TimeoutError
 
     def end(self, *, drop: bool = False) -> None:
-        """Take nothing more, and wake who waits; `drop` also what is in it."""
+        """Take nothing more, and wake all that wait; `drop` also the items in it."""
         with self._lock:
             self._has_ended = True
             if drop:

@@ -1,4 +1,4 @@
-"""What may be listened at: which addresses need TLS, and which ports are free."""
+"""Rules for network addresses: those that need TLS, and ports that are free."""
 
 import errno
 import functools
@@ -24,6 +24,9 @@ def loopback(host: str) -> str:
 
     `localhost` is 127.0.0.1, for clients and servers: were it ::1 for one of them, a
     stranger could listen there.
+
+    >>> loopback("localhost"), loopback("10.0.0.7")
+    ('127.0.0.1', '')
     """
     try:
         address = ipaddress.ip_address(
@@ -35,15 +38,23 @@ def loopback(host: str) -> str:
 
 
 def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddress:
-    """Return the place of an address that is safe, or was said to be wanted, to use.
+    """Return the place of an address that is safe to use, or was explicitly allowed.
 
     Args:
-      address: Where to listen, or to connect to: `grpc://host:port`.
+      address: Address to listen at, or to connect to: `grpc://host:port`.
       has_tls: Whether the connection will be encrypted and both ends proved.
       insecure: Whether the user asked for neither; logged, once for each address.
 
     Raises:
-      ArgumentError: It is none of gRPC; or beyond loopback, without TLS.
+      ArgumentError: It is not an address of gRPC; or beyond loopback, without TLS.
+
+    >>> permitted_place("grpc://localhost:80", has_tls=False, insecure=False)
+    GrpcAddress(host='127.0.0.1', port=80)
+    >>> permitted_place("grpc://10.0.0.7:80", has_tls=False, insecure=False)
+    Traceback (most recent call last):
+    ...
+    replicator.errors.ArgumentError: `tls` must be given for an address beyond this
+    host, got None for grpc://10.0.0.7:80. ...
     """
     place = parse(address)
     if not isinstance(place, GrpcAddress):
@@ -62,7 +73,7 @@ def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddre
             "`insecure=True` if all who can reach the network may read and change "
             "what is sent."
         )
-    _say_once(address)
+    _warn_once(address)
     return place
 
 
@@ -70,34 +81,41 @@ def unreachable(address: str, failure: Exception | None) -> Exception:
     """Return the error for a stream that ended before the handshake did.
 
     Args:
-      address: Where to it was to lead.
-      failure: What gRPC said, if it said something.
+      address: Address of the server.
+      failure: Error of gRPC, if there was one.
+
+    >>> unreachable("grpc://host:80", None)
+    ConnectionLostError('No server answers at grpc://host:80: the stream ended.')
     """
-    told = "the stream ended" if failure is None else str(failure)
-    # BoringSSL's words for the chain, and gRPC's own for the name of the host.
-    if "CERTIFICATE_VERIFY_FAILED" in told or "Verification Check failed" in told:
+    text = "the stream ended" if failure is None else str(failure)
+    # BoringSSL's text for the chain, and gRPC's own for the name of the host.
+    if "CERTIFICATE_VERIFY_FAILED" in text or "Verification Check failed" in text:
         return AuthenticationError(
             f"The server at {address} is not of this program, by its certificate: "
-            f"{told}. Make certificates that name this host."
+            f"{text}. Make certificates that name this host."
         )
-    return ConnectionLostError(f"No server answers at {address}: {told}.")
+    return ConnectionLostError(f"No server answers at {address}: {text}.")
 
 
 def readable(peer: str) -> str:
-    """Return what gRPC calls "ipv6:%5B::1%5D:80" as people write it."""
+    """Return a peer's address of gRPC as people write it.
+
+    >>> readable("ipv6:%5B::1%5D:80")
+    '[::1]:80'
+    """
     return urllib.parse.unquote(peer.partition(":")[2])
 
 
 def check_free(host: str, port: int, *, address: str) -> None:
-    """Return if one could listen there now.
+    """Check that a server could listen there now.
 
     Args:
       host: A name or address of this host.
-      port: 0 for any.
+      port: Number of the port; 0 for any.
       address: Both, for the error.
 
     Raises:
-      ArgumentError: It is not this host's.
+      ArgumentError: The address is not this host's.
       AddressInUseError: Another listens there.
     """
     try:
@@ -128,7 +146,7 @@ def in_use(port: int, *, address: str) -> AddressInUseError:
 
 
 @functools.cache
-def _say_once(address: str) -> None:
+def _warn_once(address: str) -> None:
     _logger.warning(
         "%s is used without TLS (`insecure=True`): all who can reach the network can "
         "read and change what is sent.",

@@ -1,4 +1,4 @@
-"""The value of a message on its way to who asks for it."""
+"""The value of a received message, decoded when it is taken."""
 
 import dataclasses
 from typing import final
@@ -12,11 +12,11 @@ from replicator.rpc.transports.frames import Body
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the values of a connection become bytes, and values again.
+    """Encoding of the values of a connection.
 
     Attributes:
       registry: Classes that may travel, besides the plain ones.
-      limits: Of messages.
+      limits: Limits of messages.
     """
 
     registry: Registry
@@ -32,18 +32,18 @@ class EncodedPayload:
     """A value as bytes, decoded when it is taken; see `Payload`.
 
     Attributes:
-      num_bytes: How many bytes the value takes.
+      num_bytes: Number of bytes of the value.
     """
 
     __slots__ = ("_body", "_encoding", "_head", "num_bytes")
 
     def __init__(self, head: bytes, body: Body, encoding: Encoding) -> None:
-        """Hold what arrived.
+        """Hold received bytes.
 
         Args:
-          head: What the codec of the other end wrote.
-          body: Likewise; read-only.
-          encoding: How the value became that.
+          head: Head that the codec of the other end wrote.
+          body: Body that it wrote; read-only.
+          encoding: Encoding of the value.
         """
         self._head = head
         self._body = body
@@ -54,7 +54,7 @@ class EncodedPayload:
         """Return the value; arrays are read-only and keep their memory alive.
 
         Raises:
-          DecodeError: The bytes are no value of ours, or past a limit.
+          DecodeError: The bytes are not a valid value, or exceed a limit.
         """
         body, self._body = self._body, b""
         known = self._encoding
@@ -77,6 +77,10 @@ class PlainPayload:
         self.num_bytes = 0
 
     def take(self) -> PyTree:
-        """Return the object that was sent."""
+        """Return the object that was sent.
+
+        >>> PlainPayload({"step": 3}).take()
+        {'step': 3}
+        """
         value, self._value = self._value, None
         return value

@@ -1,4 +1,4 @@
-"""Who listens at a TCP port of this host, as far as Linux tells."""
+"""Owner of a TCP port of this host, where Linux reports it."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 def owner_of_port(port: int) -> int | None:
-    """Return the process id of who listens on a TCP port, where we may see it."""
+    """Return the id of the process that listens on a TCP port, where we may see it."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None

@@ -122,7 +122,7 @@ def test_a_child_does_not_keep_the_path_of_its_parents_server(tmp_path):
     row = type(TRANSPORTS["unix"])(address=address)
     listener = row.listen()
     with living_child():
-        listener.let_go()  # as if it died: nothing is removed
+        listener.drop_after_fork()  # as if it died: nothing is removed
         row.listen().close()
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from replicator.rpc.batching.batch_forming import Batches, BatchRules
+from replicator.rpc.batching.batch_forming import BatchQueue, BatchRules
 from tests.fakes import FakeClock
 
 
@@ -15,7 +15,7 @@ class Table:
             max_parallelism=max_parallelism,
             timeout_s=timeout_s,
         )
-        self.state = Batches(rules)
+        self.state = BatchQueue(rules)
         self.clock = FakeClock()
         self.ran = []
         self.watches = []

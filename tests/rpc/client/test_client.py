@@ -20,7 +20,7 @@ from replicator.errors import (
 )
 from replicator.rpc.client.client import Client, list_methods, wait_no_longer
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.server import served_call
 from replicator.rpc.server.server import Server
@@ -31,7 +31,6 @@ from tests.rpc.courier_cases import (
     client_of,
     courier,
     serving,
-    wait_until,
 )
 from tests.rpc.fakes import Faults, FaultyConnection, faulty, nobody
 from tests.rpc.transports.ends import SECRET
@@ -192,20 +191,20 @@ def lossy(server, faults, **options):
 
 
 @pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.25}])
-def test_an_idempotent_call_has_its_effect_once_whatever_is_lost(chances):
+def test_an_idempotent_call_is_made_again_until_it_is_answered(chances):
     faults = Faults(**chances)
     with (
         serving("in-process", probe := Probe()) as server,
         lossy(server, faults) as client,
     ):
         results = [client.add_once() for _ in range(40)]
-    assert results == list(range(1, 41))
-    assert probe.runs == 40
+    assert results == sorted(set(results))
+    assert len(results) == 40 <= probe.runs <= 40 + faults.lost + faults.broken
     assert faults.lost + faults.broken > 5
 
 
 @pytest.mark.parametrize("chances", [{"lose": 0.25}, {"break_off": 0.1}])
-def test_idempotent_futures_have_their_effect_once_whatever_is_lost(chances):
+def test_idempotent_futures_are_made_again_until_they_are_answered(chances):
     faults = Faults(**chances)
     with (
         serving("in-process", probe := Probe()) as server,
@@ -213,8 +212,8 @@ def test_idempotent_futures_have_their_effect_once_whatever_is_lost(chances):
     ):
         futures = [client.futures.add_once() for _ in range(60)]
         results = [future.result(LONG_S) for future in futures]
-    assert sorted(results) == list(range(1, 61))
-    assert probe.runs == 60
+    assert len(set(results)) == 60 <= probe.runs
+    assert faults.lost + faults.broken > 5
 
 
 def test_a_reply_that_comes_twice_is_taken_once():
@@ -255,21 +254,18 @@ def test_retries_end_with_the_deadline():
     assert time.monotonic() - started_s < 0.8
 
 
-def test_a_call_sent_again_while_it_runs_joins_it():
-    """The link breaks while the handler runs; the client finds its call again."""
-    faults = Faults(break_off=1.0)
+def test_a_call_whose_link_breaks_while_it_runs_runs_again_beside_it():
     with (
-        serving("in-process", probe := Probe()) as server,
-        lossy(server, faults) as client,
+        courier(instance=(probe := Probe())) as (client, _),
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
         result = pool.submit(client.hold_once)
         assert probe.started.acquire(timeout=LONG_S)
-        faults.break_off = 0.0
-        wait_until(lambda: faults.broken == 1)
+        client._calls._connector.link.connection.close()
+        assert probe.started.acquire(timeout=LONG_S)
         probe.go_on.set()
         assert result.result(LONG_S) == "once"
-    assert probe.runs == 1
+    assert probe.most_running == probe.runs == 2
 
 
 def test_a_silent_server_is_told_in_the_log_and_in_the_error(caplog):
@@ -323,7 +319,7 @@ class HastyConnection(FaultyConnection):
     """Tells the server a shorter deadline than the caller's."""
 
     def send(self, kind, call_id, value, *, timeout_s):
-        if kind == Kind.CALL and not value[0].startswith("~"):
+        if kind == MessageKind.CALL and not value[0].startswith("~"):
             value = [*value[:3], 0.05]
         return self.inner.send(kind, call_id, value, timeout_s=timeout_s)
 

@@ -6,8 +6,8 @@ import pytest
 from replicator.rpc.client.retry import (
     Again,
     GiveUp,
-    Outcome,
     OutOfTime,
+    TryOutcome,
     decide,
     delay_s,
 )
@@ -24,13 +24,13 @@ def decision(outcome, **changes):
     return decide(outcome, **(asked | changes))
 
 
-@pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED])
+@pytest.mark.parametrize("outcome", [TryOutcome.UNREACHABLE, TryOutcome.REFUSED])
 def test_a_call_that_did_not_run_is_tried_again_while_it_may_wait(outcome):
     assert isinstance(decision(outcome), Again)
     assert isinstance(decision(outcome, wait_for_ready=False), GiveUp)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.UNKNOWN])
+@pytest.mark.parametrize("outcome", [TryOutcome.LOST, TryOutcome.UNKNOWN])
 @pytest.mark.parametrize("wait_for_ready", [True, False])
 def test_a_call_that_may_have_run_is_tried_again_only_if_idempotent(
     outcome, wait_for_ready
@@ -42,18 +42,18 @@ def test_a_call_that_may_have_run_is_tried_again_only_if_idempotent(
 
 def test_a_link_that_was_dead_unnoticed_is_made_again_once_without_waiting_for_ready():
     asked = {"wait_for_ready": False}
-    assert isinstance(decision(Outcome.REFUSED, attempt=0, **asked), Again)
-    assert isinstance(decision(Outcome.REFUSED, attempt=1, **asked), GiveUp)
+    assert isinstance(decision(TryOutcome.REFUSED, attempt=0, **asked), Again)
+    assert isinstance(decision(TryOutcome.REFUSED, attempt=1, **asked), GiveUp)
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TryOutcome)
 def test_nothing_is_tried_after_the_deadline(outcome):
     after = decision(outcome, remaining_s=0.0, is_idempotent=True)
     assert isinstance(after, OutOfTime)
 
 
 def test_a_late_call_is_never_tried_again():
-    assert isinstance(decision(Outcome.LATE, is_idempotent=True), OutOfTime)
+    assert isinstance(decision(TryOutcome.LATE, is_idempotent=True), OutOfTime)
 
 
 def test_each_delay_is_about_a_tenth_of_what_was_waited_before_it():
@@ -74,8 +74,8 @@ def test_jitter_takes_up_to_half_of_a_delay():
 
 
 def test_no_delay_goes_past_the_deadline():
-    assert decision(Outcome.UNREACHABLE, attempt=40, remaining_s=0.1) == Again(0.1)
+    assert decision(TryOutcome.UNREACHABLE, attempt=40, remaining_s=0.1) == Again(0.1)
 
 
 def test_without_a_deadline_it_goes_on():
-    assert isinstance(decision(Outcome.UNREACHABLE, remaining_s=math.inf), Again)
+    assert isinstance(decision(TryOutcome.UNREACHABLE, remaining_s=math.inf), Again)

@@ -28,9 +28,9 @@ from benchmarks.rpc_fuzz.values import (
     is_same,
 )
 from replicator.rpc.codec.codec import decode, encode
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.codec.wire_format import ALIGNMENT, LONE, lay_out
+from replicator.rpc.codec.wire_format import ALIGNMENT, SINGLE_ARRAY, lay_out
 
 DAY = datetime.date(2026, 2, 28)
 NOON = datetime.datetime(2026, 2, 28, 12, 0, 1, 5, fold=1)
@@ -358,7 +358,7 @@ def test_threads_do_not_disturb_each_other():
 def test_an_array_that_is_all_arrives_aligned_and_without_msgpack(size, as_head):
     array = np.arange(size, dtype=np.float64)
     encoded = encode(array)
-    assert encoded.head[0] == LONE
+    assert encoded.head[0] == SINGLE_ARRAY
     got = decode(as_head(encoded.head), in_one_piece(encoded.buffers))
     assert np.array_equal(got, array)
     assert got.flags.aligned
@@ -381,7 +381,7 @@ def test_a_call_of_one_array_arrives_as_it_was(size, timeout_s, as_head):
 @pytest.mark.parametrize("timeout_s", [None, 60, 60.0, 0.1])
 @pytest.mark.parametrize("as_head", [bytes, lambda head: memoryview(b" " + head)[1:]])
 def test_a_bare_call_arrives_as_it_was(timeout_s, as_head):
-    call = BareCall("stop", None, None, timeout_s)
+    call = NoArgumentCall("stop", None, None, timeout_s)
     for _ in range(2):  # the second comes from memory
         head, buffers, num_bytes = encode(call)
         assert is_same(call, decode(as_head(head), in_one_piece(buffers)))
@@ -392,11 +392,11 @@ def test_a_bare_call_arrives_as_it_was(timeout_s, as_head):
 @pytest.mark.parametrize(
     "call",
     [
-        BareCall("s" * 300, None, None, 60.0),
-        BareCall("stop", None, None, 0.0),
-        BareCall("stop", None, None, -0.0),
-        BareCall("stop", None, None, float("nan")),
-        BareCall("stop", None, None, 2**40),
+        NoArgumentCall("s" * 300, None, None, 60.0),
+        NoArgumentCall("stop", None, None, 0.0),
+        NoArgumentCall("stop", None, None, -0.0),
+        NoArgumentCall("stop", None, None, float("nan")),
+        NoArgumentCall("stop", None, None, 2**40),
     ],
 )
 def test_a_bare_call_that_wants_care_arrives_as_a_list(call):
@@ -405,7 +405,7 @@ def test_a_bare_call_that_wants_care_arrives_as_a_list(call):
 
 
 def test_a_bare_call_with_half_of_a_pair_arrives_as_it_was():
-    call = BareCall("\ud800", None, None, 60.0)
+    call = NoArgumentCall("\ud800", None, None, 60.0)
     assert is_same(call, decode(encode(call).head))
 
 
@@ -413,7 +413,9 @@ def test_a_bare_call_with_half_of_a_pair_arrives_as_it_was():
 def test_deadlines_that_come_once_fill_no_memory(args):
     def send(timeout_s):
         call = ["push", args, None, timeout_s]
-        encoded = encode(call if args else BareCall("stop", None, None, timeout_s))
+        encoded = encode(
+            call if args else NoArgumentCall("stop", None, None, timeout_s)
+        )
         decode(encoded.head, in_one_piece(encoded.buffers))
 
     tracemalloc.start()

@@ -20,7 +20,7 @@ from replicator.errors import DecodeError, MessageTooLargeError
 from replicator.rpc.codec import wire_format
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.codec.no_argument_calls import BareCall
+from replicator.rpc.codec.no_argument_calls import NoArgumentCall
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.codec.wire_format import in_one_piece
 
@@ -46,8 +46,8 @@ def array(description, *shape, order=0, data=b"", code=wire_format.SHORT_ARRAY):
     return packb(ExtType(code, data + header + bytes([len(header) % 256])))
 
 
-LONE = bytes([wire_format.LONE, 0])
-CALL = bytes([wire_format.LONE])
+LONE = bytes([wire_format.SINGLE_ARRAY, 0])
+CALL = bytes([wire_format.SINGLE_ARRAY])
 
 
 def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY, start=LONE):
@@ -56,7 +56,7 @@ def lone(description, *shape, data=b"", code=wire_format.SHORT_ARRAY, start=LONE
 
 
 def bare_call(*call):
-    return wire_format.BARE + packb(call)
+    return wire_format.NO_ARGUMENTS + packb(call)
 
 
 def call_of_one(*call):
@@ -288,7 +288,7 @@ WRONG = {
     "lone array in a list": b"\x91" + lone("<f4", 1, data=bytes(4)),
     "lone array, and more": lone("<f4", 1, data=bytes(4)) + b"\xc0",
     "call cut short": CALL + b"\x09" + packb(["act", 1]),
-    "bare call of nothing": wire_format.BARE,
+    "bare call of nothing": wire_format.NO_ARGUMENTS,
     "bare call in words": bare_call("act", "soon"),
     "bare call of a truth": bare_call("act", True),
     "bare call of no method": bare_call(1, 60.0),
@@ -368,7 +368,7 @@ def test_a_body_that_is_not_the_heads_is_refused():
             decode(head, body)
 
 
-BARE = BareCall("stop", None, None, 60.0)
+BARE = NoArgumentCall("stop", None, None, 60.0)
 
 
 def test_a_body_of_a_bare_call_is_refused():

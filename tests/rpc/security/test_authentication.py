@@ -191,5 +191,5 @@ def test_a_refusal_is_as_long_as_what_the_client_waits_for():
     assert len(server.refusal) == authentication.CHALLENGE_BYTES
     client = ClientHandshake(SECRET)
     client.hello()
-    with pytest.raises(AuthenticationError, match="no client of ours"):
+    with pytest.raises(AuthenticationError, match="not recognise this as a client"):
         client.answer(server.refusal)

@@ -12,10 +12,10 @@ def test_refusals_are_told_once_a_second_and_counted(caplog):
     now_s = 100.0
     refusals = RefusalLog("'counter'", LOG, clock=lambda: now_s)
     for number in range(1000):
-        refusals.tell(AuthenticationError(f"number {number}"))
+        refusals.warn(AuthenticationError(f"number {number}"))
     assert caplog.messages == ["'counter' refused a client: number 0"]
     now_s = 101.0
-    refusals.tell(AuthenticationError("the last"))
+    refusals.warn(AuthenticationError("the last"))
     assert caplog.messages[1:] == [
         "'counter' refused a client: the last (999 others were refused before it)"
     ]
@@ -26,5 +26,5 @@ def test_refusals_that_are_far_apart_are_each_told(caplog):
     refusals = RefusalLog("'counter'", LOG, clock=lambda: now_s)
     for second in range(5):
         now_s = 2.0 * second
-        refusals.tell(AuthenticationError("no"))
+        refusals.warn(AuthenticationError("no"))
     assert caplog.messages == ["'counter' refused a client: no"] * 5

@@ -12,7 +12,7 @@ import pytest
 
 from replicator.rpc.client.client import statistics
 from replicator.rpc.codec.registry import Registry
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.server.selector_loop import IS_AVAILABLE
 from replicator.rpc.server.served_call import current_call
 from replicator.rpc.server.server import Server
@@ -122,7 +122,7 @@ def test_a_client_that_takes_no_reply_holds_up_no_other_and_few_threads():
         unread = connect(server.address, secret=SECRET, timeout_s=LONG_S)
         for number in range(1, 400):
             body = ["echo", [b"x" * 20_000], None, None]
-            unread.send(Kind.CALL, number, body, timeout_s=LONG_S)
+            unread.send(MessageKind.CALL, number, body, timeout_s=LONG_S)
         wait_until(lambda: server.statistics().queued > 0)
         started_s = time.monotonic()
         for client in callers:
@@ -136,11 +136,13 @@ def test_a_call_sent_twice_runs_once():
     with serving("unix", probe := Probe()) as server:
         raw = connect(server.address, secret=SECRET, timeout_s=LONG_S)
         for _ in range(3):
-            raw.send(Kind.CALL, 5, ["hold", ["once"], None, None], timeout_s=LONG_S)
+            raw.send(
+                MessageKind.CALL, 5, ["hold", ["once"], None, None], timeout_s=LONG_S
+            )
         assert probe.started.acquire(timeout=LONG_S)
         # While the first runs the server has read the others: they came before.
-        raw.send(Kind.PING, 0, [5], timeout_s=LONG_S)
-        assert raw.receive(timeout_s=LONG_S).kind == Kind.PONG
+        raw.send(MessageKind.PING, 0, [5], timeout_s=LONG_S)
+        assert raw.receive(timeout_s=LONG_S).kind == MessageKind.PONG
         probe.go_on.set()
         assert raw.receive(timeout_s=LONG_S).payload.take() == "once"
         raw.close()
@@ -181,16 +183,16 @@ def a_call_that_is_slow_to_read():
             connect(server.address, secret=SECRET, registry=registry, timeout_s=LONG_S)
         ) as raw,
     ):
-        raw.send(Kind.CALL, 7, ["wait", [slow], None, None], timeout_s=LONG_S)
+        raw.send(MessageKind.CALL, 7, ["wait", [slow], None, None], timeout_s=LONG_S)
         assert is_read.wait(LONG_S)
         yield raw, waits, go_on
 
 
 def known(raw, *call_ids):
     """Return which of these calls the server knows."""
-    raw.send(Kind.PING, 1, call_ids, timeout_s=LONG_S)
+    raw.send(MessageKind.PING, 1, call_ids, timeout_s=LONG_S)
     pong = raw.receive(timeout_s=LONG_S)
-    assert pong.kind == Kind.PONG
+    assert pong.kind == MessageKind.PONG
     return [call_id for call_id, _, _ in pong.payload.take()]
 
 
@@ -202,7 +204,7 @@ def test_a_ping_that_overtakes_its_call_hears_that_it_waits():
 
 def test_a_cancellation_that_overtakes_its_call_reaches_it():
     with a_call_that_is_slow_to_read() as (raw, waits, go_on):
-        raw.send(Kind.CANCEL, 7, None, timeout_s=LONG_S)
+        raw.send(MessageKind.CANCEL, 7, None, timeout_s=LONG_S)
         assert known(raw, 7) == [7]
         go_on.set()
         wait_until(lambda: known(raw, 7) == [])

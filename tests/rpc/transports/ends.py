@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.connect import connect, listen
 from replicator.rpc.transports.payloads import Encoding
@@ -70,7 +70,7 @@ def connected(listener, limits=LIMITS, secret=SECRET):
         yield client, server
 
 
-def pass_on(sender, receiver, value, *, kind=Kind.CALL, call_id=7):
+def pass_on(sender, receiver, value, *, kind=MessageKind.CALL, call_id=7):
     """Send a value in one thread, return what is received in this one."""
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send, kind, call_id, value, timeout_s=LONG_S)

@@ -17,7 +17,7 @@ from replicator.errors import (
     MessageTooLargeError,
 )
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.frames import CHECKED_BODY_BYTES, READ_BYTES
 from replicator.rpc.transports.same_host.shared_memory import SHARED_FROM_BYTES
@@ -79,7 +79,7 @@ def send_until_full(connection, size):
     """Send until nobody reads; return how many were sent, and the error."""
     for number in range(3000):
         try:
-            connection.send(Kind.CALL, number, bytes(size), timeout_s=SHORT_S)
+            connection.send(MessageKind.CALL, number, bytes(size), timeout_s=SHORT_S)
         except CallTimeoutError as error:
             return number, error
     raise AssertionError("somebody read")
@@ -109,7 +109,11 @@ def test_many_arrays_of_odd_sizes_arrive_in_one_message(ends):
 
 def test_kind_and_call_id_arrive(ends):
     client, server = ends
-    for kind, call_id in ((Kind.PING, 0), (200, 2**64 - 1), (Kind.GOODBYE, 2**40)):
+    for kind, call_id in (
+        (MessageKind.PING, 0),
+        (200, 2**64 - 1),
+        (MessageKind.GOODBYE, 2**40),
+    ):
         assert pass_on(client, server, None, kind=kind, call_id=call_id) is None
 
 
@@ -128,7 +132,7 @@ def test_messages_arrive_in_order(ends):
 
 def send_all(connection, values, first_id=0):
     for index, value in enumerate(values):
-        connection.send(Kind.CALL, first_id + index, value, timeout_s=LONG_S)
+        connection.send(MessageKind.CALL, first_id + index, value, timeout_s=LONG_S)
 
 
 def test_many_senders_do_not_mix_their_messages(ends):
@@ -217,7 +221,7 @@ def test_arrays_are_not_overwritten_while_they_are_seen(ends):
 def test_what_cannot_be_sent_raises_and_harms_nothing(ends):
     client, server = ends
     with pytest.raises(EncodeError):
-        client.send(Kind.CALL, 1, {"f": lambda: 0}, timeout_s=LONG_S)
+        client.send(MessageKind.CALL, 1, {"f": lambda: 0}, timeout_s=LONG_S)
     assert pass_on(client, server, "next") == "next"
 
 
@@ -231,7 +235,7 @@ def test_too_large_a_message_raises_and_harms_nothing(row, size):
     ):
         for sender, receiver in ((client, server), (server, client)):
             with pytest.raises(MessageTooLargeError, match="100000"):
-                sender.send(Kind.CALL, 1, bytes(size), timeout_s=LONG_S)
+                sender.send(MessageKind.CALL, 1, bytes(size), timeout_s=LONG_S)
             assert pass_on(sender, receiver, "next") == "next"
 
 
@@ -287,7 +291,7 @@ def test_the_other_end_learns_that_a_connection_is_closed(ends):
 def test_messages_before_the_close_arrive(ends):
     client, server = ends
     for index in range(5):
-        client.send(Kind.CALL, index, "x", timeout_s=LONG_S)
+        client.send(MessageKind.CALL, index, "x", timeout_s=LONG_S)
     client.close()
     assert [server.receive(timeout_s=LONG_S).call_id for _ in range(5)] == [*range(5)]
     with pytest.raises(ConnectionLostError):
@@ -300,7 +304,7 @@ def test_a_closed_connection_sends_and_receives_no_more(ends):
     client.close()
     for size in (1, 500_000):
         with pytest.raises(ConnectionLostError):
-            client.send(Kind.CALL, 1, bytes(size), timeout_s=LONG_S)
+            client.send(MessageKind.CALL, 1, bytes(size), timeout_s=LONG_S)
     with pytest.raises(ConnectionLostError):
         client.receive(timeout_s=LONG_S)
 
@@ -360,7 +364,7 @@ def test_has_received_tells_what_was_read_already(ends):
     client, server = ends
     assert not server.has_received()
     for index in range(4):
-        client.send(Kind.CALL, index, index, timeout_s=LONG_S)
+        client.send(MessageKind.CALL, index, index, timeout_s=LONG_S)
     received = []
     while len(received) < 4:
         received.append(server.receive(timeout_s=LONG_S).call_id)
@@ -374,7 +378,7 @@ def test_fileno_tells_when_to_receive(ends):
     if server.fileno() is None:
         return
     assert select.select([server.fileno()], [], [], 0)[0] == []
-    client.send(Kind.CALL, 1, None, timeout_s=LONG_S)
+    client.send(MessageKind.CALL, 1, None, timeout_s=LONG_S)
     assert select.select([server.fileno()], [], [], LONG_S)[0]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from replicator.errors import AddressInUseError, CallTimeoutError, ConnectionLostError
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports.connect import connect, listen
 from replicator.rpc.transports.in_process import FORCE_ENCODING_VARIABLE, is_in_process
 from tests.rpc.transports.ends import LONG_S, connected, pass_on
@@ -25,7 +25,7 @@ def test_values_pass_by_reference(listener):
     with connected(listener) as ends:
         got = pass_on(*ends, value)
         assert got is value
-        assert ends[0].send(Kind.CALL, 1, value, timeout_s=LONG_S) == 0
+        assert ends[0].send(MessageKind.CALL, 1, value, timeout_s=LONG_S) == 0
         assert ends[1].receive(timeout_s=LONG_S).payload.num_bytes == 0
 
 
@@ -75,8 +75,8 @@ def test_too_many_waiting_clients_are_told(listener):
 def test_messages_that_wait_are_bounded(listener):
     with connected(listener) as (client, server):
         for _ in range(1024):
-            client.send(Kind.CALL, 1, None, timeout_s=0)
+            client.send(MessageKind.CALL, 1, None, timeout_s=0)
         with pytest.raises(CallTimeoutError, match="does not read"):
-            client.send(Kind.CALL, 1, None, timeout_s=0)
+            client.send(MessageKind.CALL, 1, None, timeout_s=0)
         server.receive(timeout_s=0)
-        client.send(Kind.CALL, 1, None, timeout_s=0)
+        client.send(MessageKind.CALL, 1, None, timeout_s=0)

@@ -26,11 +26,11 @@ def prove_to_server(
     """Return when both ends have proved the secret.
 
     Args:
-      handshake: New.
-      incoming: Of the stream.
-      outgoing: Of the stream.
-      peer: The server, for errors.
-      timeout_s: How long the server may take to answer at all; the rest is quick.
+      handshake: New handshake.
+      incoming: Received chunks of the stream.
+      outgoing: Chunks to send on the stream.
+      peer: Name of the server, for errors.
+      timeout_s: Seconds that the server may take to answer at all; the rest is quick.
 
     Raises:
       AuthenticationError: The server refused, or did not prove it.
@@ -57,16 +57,17 @@ def admit_client(
     """Return when both ends have proved the secret.
 
     Args:
-      handshake: New.
-      incoming: Of the stream.
-      outgoing: Of the stream.
-      peer: The client, for errors.
-      deadline: On the monotonic clock.
+      handshake: New handshake.
+      incoming: Received chunks of the stream.
+      outgoing: Chunks to send on the stream.
+      peer: Name of the client, for errors.
+      deadline: Time on the monotonic clock.
       do_others_wait: Whether this one has less time, `PRESSED_S`: it may be one of many
         strangers, and those who wait need not be.
 
     Raises:
-      AuthenticationError: The client did not prove it, or was silent; it was told.
+      AuthenticationError: The client did not prove it, or was silent; it gets the
+        reason.
       ClosedError: The stream ended.
     """
     pressed = min(deadline, time.monotonic() + PRESSED_S)

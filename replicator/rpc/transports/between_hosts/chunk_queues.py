@@ -1,11 +1,11 @@
-"""What waits on both sides of a stream of chunks; bounded, so that no end runs away.
+"""Bounded queues on both sides of a stream of chunks.
 
     send -> Outgoing -> the stream -> Incoming -> receive
 
-The stream's own threads do the copying, chunk by chunk; who sends or receives changes
+The stream's own threads do the copying, chunk by chunk; a sender or receiver switches
 threads once for a message, however large. A stream that does not move fills its queue,
-and a full queue stops who fills it: so a slow reader stops its sender. What a stream
-costs per chunk (some 100 us in Python) small messages share: those that wait leave
+and a full queue blocks the thread that fills it: so a slow reader stops its sender.
+Small messages share the cost of a chunk (some 100 us in Python): those that wait leave
 together.
 """
 
@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from typing import TypeVar
 
-from replicator.rpc.transports.frames import Frame, FrameReader
+from replicator.rpc.transports.frames import FrameReader, MessageFrame
 
-# About the best for throughput of those tried, 0.25 to 4 MiB; and it is what a peer
-# that has not proved itself could make us hold. The second term is room for a head, so
-# that an array of 1 MiB is one chunk.
+# About the best for throughput of 0.25 to 4 MiB; and the most that a peer without a
+# proof could make us hold. The second term is room for a head, so that an array of 1
+# MiB is one chunk.
 CHUNK_BYTES = (1 << 20) + (1 << 14)
 WAITING_BYTES = 4 << 20
 
@@ -45,13 +45,14 @@ class Outgoing:
     """Messages that wait for the stream to take them: about `WAITING_BYTES`."""
 
     # Threads meet in `SimpleQueue`, which is much quicker than a condition; the
-    # condition is for who finds no room.
+    # condition is for senders that find no room.
 
     def __init__(self) -> None:
         """Start empty, and open."""
         self._waiting: queue.SimpleQueue[bytes | _Large | None] = queue.SimpleQueue()
         self._next: bytes | _Large | None = None
-        # Guards the numbers, `_large` and `_is_open`: nothing is put after the end.
+        # Guards the numbers, `_large` and `_is_open`: nothing is put after the end. No
+        # other lock is taken under it, and the stream is not used under it.
         self._changed = threading.Condition()
         self._num_bytes = 0
         self._are_waiting = 0
@@ -62,7 +63,7 @@ class Outgoing:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether more may be put."""
+        """Return whether more may be put."""
         return self._is_open
 
     def put(self, chunk: bytes, *, deadline: float | None) -> None:
@@ -121,8 +122,8 @@ class Outgoing:
     def take(self) -> bytes | None:
         """Return the next chunk, of one or several messages, or None: the end.
 
-        One thread calls it, and says by calling again that the stream has taken what it
-        got before.
+        One thread calls it; the next call implies that the stream has taken the chunk
+        before.
         """
         while not self._is_abandoned:
             first, self._next = self._next or self._waiting.get(), None
@@ -154,7 +155,7 @@ class Outgoing:
                 large.has_left.set()
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until nothing of a finished queue is left; tell whether it is so."""
+        """Wait until a finished queue is empty; return whether it is."""
         return self._drained.wait(timeout_s)
 
     def _with_others(self, first: bytes) -> bytes:
@@ -182,7 +183,8 @@ class Outgoing:
         with self._changed:
             if large.is_withdrawn:
                 return None
-            # Before a chunk is cut: who gives up from now on abandons the queue.
+            # Before a chunk is cut: a sender that gives up from now on must abandon
+            # the queue.
             large.has_begun = True
         chunk = next(large.chunks, None)
         if chunk is None:
@@ -201,7 +203,7 @@ class Outgoing:
 
 
 class Incoming:
-    """What has arrived and was not received: `WAITING_BYTES`, or one larger message.
+    """Messages that arrived and were not received: `WAITING_BYTES`, or a larger one.
 
     First come the chunks of a handshake, one at a time: the stream is read no further
     than its next step needs. From `start` on they are cut into messages.
@@ -210,7 +212,10 @@ class Incoming:
     def __init__(self) -> None:
         """Start empty."""
         self._chunks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[MessageFrame | None] = queue.SimpleQueue()
+        # Guards the numbers and flags below, for the stream's thread, which waits for
+        # room, and the receiver. The two queues need no lock; no other lock is taken
+        # under it.
         self._changed = threading.Condition()
         self._is_waiting = False
         self._wants_chunk = False
@@ -225,7 +230,7 @@ class Incoming:
         """Read and return the next chunk; before `start`.
 
         Raises:
-          ClosedError: There are no more; `failure` says why if it was no good end.
+          ClosedError: There are no more; `failure` is the error, if there was one.
           TimeoutError: None came in time.
         """
         with self._changed:
@@ -239,11 +244,11 @@ class Incoming:
             self._reader = reader
             self._changed.notify_all()
 
-    def next_frame(self, timeout_s: float | None) -> Frame:
+    def next_frame(self, timeout_s: float | None) -> MessageFrame:
         """Return the next message; after `start`.
 
         Raises:
-          ClosedError: There are no more; `failure` says why if it was no good end.
+          ClosedError: There are no more; `failure` is the error, if there was one.
           TimeoutError: None came in time.
         """
         frame = _get(self._frames, timeout_s)
@@ -254,7 +259,7 @@ class Incoming:
         return frame
 
     def has_some(self) -> bool:
-        """Tell whether `next_frame` has an answer without waiting."""
+        """Return whether `next_frame` has an answer without waiting."""
         return not self._frames.empty()
 
     def fill_from(self, stream: Iterator[bytes]) -> bool:
@@ -269,8 +274,8 @@ class Incoming:
             return False
         except StopIteration:
             return True
-        except Exception as failure:  # told by who receives
-            # Before `stop` below wakes who receives, and reads it.
+        except Exception as failure:  # raised in the thread that receives
+            # Before `stop` below wakes that thread, which reads it.
             self.failure = failure.with_traceback(None)
             return True
         finally:
@@ -278,7 +283,7 @@ class Incoming:
             self._ended.set()
 
     def discard(self) -> None:
-        """Keep nothing more of the stream, but read it to its end; tell who waits."""
+        """Drop the rest of the stream, but read it to its end; wake the receiver."""
         with self._changed:
             self._discards = True
             self._changed.notify_all()
@@ -286,12 +291,12 @@ class Incoming:
         self._frames.put(None)
 
     def stop(self) -> None:
-        """Read no more of the stream; tell who waits."""
+        """Read no more of the stream; wake the receiver."""
         self._is_open = False
         self.discard()
 
     def wait_ended(self, timeout_s: float) -> bool:
-        """Wait until the stream has ended; tell whether it has."""
+        """Wait until the stream has ended; return whether it has."""
         return self._ended.wait(timeout_s)
 
     def _wait_for_room(self) -> bool:
@@ -330,12 +335,12 @@ def _get(arrived: "queue.SimpleQueue[T | None]", timeout_s: float | None) -> T:
     except queue.Empty:
         raise TimeoutError from None
     if item is None:
-        arrived.put(None)  # for the next who asks
+        arrived.put(None)  # for the next call
         raise ClosedError
     return item
 
 
-def _cut(reader: FrameReader, chunk: bytes) -> Iterator[Frame]:
+def _cut(reader: FrameReader, chunk: bytes) -> Iterator[MessageFrame]:
     """Yield the messages that a chunk completes."""
     rest = memoryview(chunk)
     while rest and (target := reader.target) is not None:
@@ -351,5 +356,5 @@ def _cut(reader: FrameReader, chunk: bytes) -> Iterator[Frame]:
         yield frame
 
 
-def _size(frame: Frame) -> int:
+def _size(frame: MessageFrame) -> int:
     return len(frame.head) + len(frame.body)

@@ -9,10 +9,10 @@ from replicator.rpc.transports.between_hosts.chunk_queues import Incoming, Outgo
 def start_reader(
     stream: Iterator[bytes], incoming: Incoming, outgoing: Outgoing
 ) -> None:
-    """Move what arrives to its queue until the stream ends; nothing leaves then."""
+    """Move arriving chunks to their queue until the stream ends, then stop sending."""
 
     def read() -> None:
-        # If our own end stopped it, its last words may be on their way.
+        # If our own end stopped it, its last messages may still leave.
         if incoming.fill_from(stream):
             outgoing.abandon()
 
@@ -20,7 +20,7 @@ def start_reader(
 
 
 def start_writer(outgoing: Outgoing, send: Callable[[bytes | None], None]) -> None:
-    """Move what is to leave to the stream, and at the end None."""
+    """Move chunks from their queue to the stream, and at the end None."""
 
     def write() -> None:
         while (chunk := outgoing.take()) is not None:
@@ -31,4 +31,6 @@ def start_writer(outgoing: Outgoing, send: Callable[[bytes | None], None]) -> No
 
 
 def _start(name: str, run: Callable[[], None]) -> None:
+    # Ends with its stream or queue, which `close` ends. A daemon: a stopped peer must
+    # not keep the process.
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -25,7 +25,7 @@ from replicator.rpc.transports.between_hosts.chunk_queues import (
 )
 from replicator.rpc.transports.payloads import EncodedPayload, Encoding
 
-# What a good end may take: our last words leave, and the other end says it is done.
+# Seconds of a good end: for our last messages to leave, and for the other end's end.
 _DRAIN_S = 1.0
 _END_S = 3.0
 
@@ -41,24 +41,24 @@ class ChunkedConnection:
         outgoing: Outgoing,
         encoding: Encoding,
         cut_off: Callable[[], None],
-        let_go: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         """Join two queues to a connection.
 
         Args:
-          peer: Who is at the other end.
-          incoming: Where the stream puts what arrives.
-          outgoing: Where the stream takes what is to leave.
-          encoding: How values become bytes.
+          peer: Name of the other end.
+          incoming: Queue of the chunks that arrive.
+          outgoing: Queue of the chunks to send.
+          encoding: Encoding of values.
           cut_off: Ends the stream at once; may be called at any time.
-          let_go: Called in its place when the stream has ended by itself.
+          release: Called in its place when the stream has ended by itself.
         """
         self._peer = peer
         self._incoming = incoming
         self._outgoing = outgoing
         self._encoding = encoding
         self._cut_off = cut_off
-        self._let_go = let_go
+        self._release = release
         self._is_closed = False
         incoming.start(frames.FrameReader(encoding.limits))
 
@@ -101,7 +101,7 @@ class ChunkedConnection:
         return Message(frame.kind, frame.call_id, payload)
 
     def has_received(self) -> bool:
-        """Tell whether `receive` has something to work on without waiting."""
+        """Return whether `receive` has data to work on without waiting."""
         return self._incoming.has_some()
 
     def fileno(self) -> int | None:
@@ -116,10 +116,10 @@ class ChunkedConnection:
         self._incoming.discard()
         self._outgoing.finish()
         if self._outgoing.wait_drained(_DRAIN_S) and self._incoming.wait_ended(_END_S):
-            # To cut it off now would take back last words that are on the wire.
+            # To cut it off now would drop last messages that are on the wire.
             self._incoming.stop()
             self._outgoing.abandon()
-            self._let_go()
+            self._release()
         else:
             self._end()
 
@@ -138,24 +138,24 @@ class ChunkedConnection:
         self._cut_off()
 
     def _lost(self) -> ConnectionLostError:
-        if not self._is_closed:  # else `close` lets our last words leave first
+        if not self._is_closed:  # else `close` lets our last messages leave first
             self._end()
         why = self._incoming.failure
         if self._is_closed:
-            told = "was closed by this end"
+            reason = "was closed by this end"
         elif isinstance(why, DecodeError | MessageTooLargeError):
-            told = f"sent what is no message, and was cut off: {why}"
+            reason = f"sent an invalid message, and was cut off: {why}"
         else:
-            told = f"is gone: {why or 'it closed the connection'}"
-        return ConnectionLostError(f"The connection is lost: {self._peer} {told}.")
+            reason = f"is gone: {why or 'it closed the connection'}"
+        return ConnectionLostError(f"The connection is lost: {self._peer} {reason}.")
 
     def _nobody_reads(self, timeout_s: float | None) -> CallTimeoutError:
-        told = f"{self._peer} did not read for {timeout_s} s"
+        text = f"{self._peer} did not read for {timeout_s} s"
         if self._outgoing.is_open:
-            return CallTimeoutError(f"{told}. Nothing of this message was sent.")
+            return CallTimeoutError(f"{text}. Nothing of this message was sent.")
         self._end()
         return CallTimeoutError(
-            f"{told}, and has a part of a message. The connection was closed."
+            f"{text}, and has a part of a message. The connection was closed."
         )
 
 

@@ -1,4 +1,4 @@
-"""What we ask of gRPC: nothing large before a handshake, and dead peers noticed."""
+"""Options of gRPC: nothing large before a handshake, and dead peers are noticed."""
 
 from replicator.rpc.transports.between_hosts.chunk_queues import CHUNK_BYTES
 
@@ -9,7 +9,7 @@ _COMMON_OPTIONS = (
     ("grpc.max_receive_message_length", CHUNK_BYTES),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
-    # A stopped peer is noticed in 3.5 s: 1 without a word, then 2.5 for a ping.
+    # A stopped peer is noticed in 3.5 s: 1 of silence, then 2.5 for a ping.
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_timeout_ms", 2_500),
     ("grpc.http2.ping_timeout_ms", 2_500),

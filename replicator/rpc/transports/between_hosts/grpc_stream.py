@@ -5,8 +5,8 @@ notices dead peers, and a health service that others know how to ask. A message 
 above it. So there are no protobufs of ours, no limit of 2 GiB, and no thread of gRPC's
 pool is held by a connection: one of our own reads its stream, and one writes it.
 
-Nothing is believed before the handshake. A stranger costs a chunk of memory, for 2 s at
-most (less while others wait); strangers are let in a few at a time, and counted.
+Nothing is trusted before the handshake. A stranger costs a chunk of memory, for 2 s at
+most (less while others wait); handshakes are few at a time, and counted.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ _SERVICE = "replicator.rpc.Connections"
 _HEALTH = "grpc.health.v1.Health"
 _NAMES = "x509_subject_alternative_name"
 _DRAIN_S = 600.0
-_LAST_WORDS_S = 2.0
+_LAST_MESSAGES_S = 2.0
 _REFUSAL_S = 0.1
 _STOP_S = 5.0
 
@@ -83,14 +83,14 @@ def connect_grpc(
 
     Args:
       address: `grpc://host:port`.
-      secret: The program's.
-      encoding: How values become bytes.
-      timeout_s: How long the server may take to answer.
+      secret: Secret of the program.
+      encoding: Encoding of values.
+      timeout_s: Seconds that the server may take to answer.
       tls: Files of a client; needed for hosts other than this one.
-      insecure: Do without TLS for those, too.
+      insecure: Whether to do without TLS for those, too.
 
     Raises:
-      ArgumentError: The address is none of gRPC, or needs `tls`.
+      ArgumentError: The address is not one of gRPC, or needs `tls`.
       AuthenticationError: The server did not prove the secret, or refused ours.
       ConnectionLostError: There is no server.
     """
@@ -121,12 +121,12 @@ def connect_grpc(
         outgoing=outgoing,
         encoding=encoding,
         cut_off=cut_off,
-        let_go=channel.close,
+        release=channel.close,
     )
 
 
 class GrpcListener:
-    """Where streams arrive; see `protocols.Listener`."""
+    """Listener for streams; see `protocols.Listener`."""
 
     def __init__(
         self,
@@ -141,13 +141,13 @@ class GrpcListener:
 
         Args:
           address: `grpc://host:port`; port 0 takes a free one.
-          secret: The program's.
-          encoding: How values become bytes.
+          secret: Secret of the program.
+          encoding: Encoding of values.
           tls: Files of a server; needed for addresses that other hosts can reach.
-          insecure: Do without TLS for those, too.
+          insecure: Whether to do without TLS for those, too.
 
         Raises:
-          ArgumentError: The address is none of gRPC, or none of this host's, or needs
+          ArgumentError: The address is not one of gRPC, or not of this host, or needs
             `tls`.
           AddressInUseError: Another process listens there.
         """
@@ -162,7 +162,7 @@ class GrpcListener:
         self._is_open = True
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._server = grpc.server(
-            ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-door"),
+            ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-connect"),
             handlers=_methods(self._arrive),
             options=SERVER_OPTIONS,
         )
@@ -171,14 +171,14 @@ class GrpcListener:
 
     @property
     def address(self) -> str:
-        """Return what a client gives to `connect`."""
+        """Return the address that a client gives to `connect`."""
         return str(self._place)
 
     def accept(self) -> Callable[[], ChunkedConnection]:
         """Wait for a peer; see `protocols.Listener`."""
         arrival = self._arrivals.get()
         if arrival is None:
-            self._arrivals.put(None)  # for the next who waits
+            self._arrivals.put(None)  # for the next call
             raise ConnectionLostError(f"The listener at {self.address} was closed.")
         return functools.partial(self._meet, arrival)
 
@@ -188,8 +188,8 @@ class GrpcListener:
             if not self._is_open:
                 return
             self._is_open = False
-            # A stream that has just ended may have its last words on the way.
-            grace_s = _DRAIN_S if self._streams else _LAST_WORDS_S
+            # A stream that has just ended may have its last messages on the way.
+            grace_s = _DRAIN_S if self._streams else _LAST_MESSAGES_S
         with contextlib.suppress(queue.Empty):
             while arrival := self._arrivals.get_nowait():
                 arrival.cut_off()
@@ -204,8 +204,8 @@ class GrpcListener:
         """Count a new stream, and let it wait; runs in a thread of gRPC."""
         with self._lock:
             if not self._is_open or self._streams >= MAX_CONNECTIONS:
-                told = f"no more than {MAX_CONNECTIONS} connections"
-                arrival.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, told)
+                text = f"no more than {MAX_CONNECTIONS} connections"
+                arrival.context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             if not arrival.context.add_callback(self._leave):
                 return  # it is gone
             # `_leave` waits for the lock, so it does not count before this.
@@ -264,8 +264,8 @@ class _Arrival(NamedTuple):
         self.context.cancel()
 
 
-class _Door:
-    """Hands streams on, and keeps no thread of gRPC while they last."""
+class _Connect:
+    """Handler that passes streams on, and keeps no thread of gRPC while they last."""
 
     # Of grpcio since 1.16; its own health service stands on it, too.
     experimental_non_blocking = True
@@ -283,9 +283,9 @@ class _Door:
 
 
 class _Health:
-    """Says that the server serves, in a thread that nothing else can keep busy.
+    """Health check, answered in a thread that nothing else can keep busy.
 
-    `Watch` is not offered: what it holds per peer, strangers could ask for.
+    `Watch` is not offered: strangers could make it hold memory for each of them.
     """
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class _Health:
 
 def _methods(arrive: Callable[[_Arrival], None]) -> list[grpc.GenericRpcHandler]:
     """Return the two methods that gRPC sees; all others it refuses itself."""
-    connect = grpc.stream_stream_rpc_method_handler(_Door(arrive))
+    connect = grpc.stream_stream_rpc_method_handler(_Connect(arrive))
     check = grpc.unary_unary_rpc_method_handler(
         _Health(),
         request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -316,10 +316,10 @@ def _methods(arrive: Callable[[_Arrival], None]) -> list[grpc.GenericRpcHandler]
 
 
 def _binding(place: GrpcAddress, tls: Tls | None) -> str:
-    """Return what a proof is valid for besides.
+    """Return the place for which a proof is valid.
 
-    Without TLS the address, on loopback, and the port: who listens at another cannot
-    pass what a client says there to a server of the same program.
+    Without TLS the address, on loopback, and the port: a process that listens at
+    another cannot relay a client's proof to a server of the same program.
     """
     if tls is not None:
         return "grpc-tls"
@@ -363,7 +363,7 @@ def _check_dates(tls: Tls) -> None:
 
 
 def _chunks_of(stream: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield from a gRPC stream; raise what people can read."""
+    """Yield from a gRPC stream; raise an error that people can read."""
     try:
         return (yield from stream)
     except grpc.RpcError as failure:

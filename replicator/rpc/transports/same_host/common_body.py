@@ -1,17 +1,17 @@
-"""The body of a message that is sent to many: written once, and read by all in place.
+"""Body of a message that is sent to many: written once, and read by all in place.
 
     memory, new or spare ──▶ written ──▶ lent, by any number of connections
           ▲                                          │ nobody will send it again
           └── when all receivers have released it ◀── spare
 
 Memory is used again because new memory costs more than the copy, at both ends: the
-system has to clear its pages, and each receiver to map them. Who has been given memory
-can read all that is ever written to it. So spare memory is not the process's, but
-passes from a value to those that come `after` it, for the same callers.
+system has to clear its pages, and each receiver to map them. A receiver can read all
+that is ever written to memory that it has been given. So spare memory is not shared by
+the process, but passes from a value to those `after` it, for the same callers.
 
 Two threads may look for spare memory at once, and a value may die in any thread, at any
-line: so no lock guards the list of what is spare, and who takes something out of it is
-its only owner.
+line: so no lock guards the list of spare memory, and the thread that takes an item out
+of it is its only owner.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import final
 import numpy as np
 
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.transports.frames import Layout, lay_out
+from replicator.rpc.transports.frames import BufferLayout, lay_out
 from replicator.rpc.transports.same_host.outgoing_segments import (
     CommonMemory,
     size_class,
@@ -38,18 +38,18 @@ class CommonBody:
     """The body of a message in common memory.
 
     Attributes:
-      memory: Where it is, from the start on.
-      num_bytes: Its length.
+      memory: Memory that holds it, from the start on.
+      num_bytes: Number of bytes.
     """
 
     __slots__ = ("__weakref__", "memory", "num_bytes")
 
-    def __init__(self, layout: Layout, spare: list[CommonMemory]) -> None:
+    def __init__(self, layout: BufferLayout, spare: list[CommonMemory]) -> None:
         """Copy a body into memory.
 
         Args:
-          layout: Of its buffers.
-          spare: What may be used again, and where this goes when nobody needs it.
+          layout: Layout of its buffers.
+          spare: Memory that may be used again; this one joins it when the body dies.
 
         Raises:
           OSError: The system has no memory for it.
@@ -61,13 +61,13 @@ class CommonBody:
         weakref.finalize(self, _put_aside, spare, self.memory).atexit = False
 
 
-def kept_layout(kept: EncodedOnce, buffers: list[memoryview]) -> Layout:
+def kept_layout(kept: EncodedOnce, buffers: list[memoryview]) -> BufferLayout:
     """Return the layout of the buffers of an encoding that `kept` keeps."""
     # One encoding has one list, which lives as long.
-    return kept.kept((Layout, id(buffers)), lambda: lay_out(buffers))
+    return kept.kept((BufferLayout, id(buffers)), lambda: lay_out(buffers))
 
 
-def kept_body(kept: EncodedOnce, layout: Layout) -> CommonBody:
+def kept_body(kept: EncodedOnce, layout: BufferLayout) -> CommonBody:
     """Return the body that all connections send of an encoding.
 
     Raises:
@@ -78,7 +78,7 @@ def kept_body(kept: EncodedOnce, layout: Layout) -> CommonBody:
     return kept.kept(key, lambda: CommonBody(layout, kept.spare))
 
 
-def copy_body(layout: Layout, memory: memoryview) -> None:
+def copy_body(layout: BufferLayout, memory: memoryview) -> None:
     """Write a body to memory."""
     for offset, buffer in zip(layout.offsets, layout.buffers, strict=True):
         part = slice(offset, offset + len(buffer))
@@ -101,7 +101,7 @@ def _used_again(spare: list[CommonMemory], size: int) -> CommonMemory | None:
 
 
 def _put_aside(spare: list[CommonMemory], memory: CommonMemory) -> None:
-    """Keep memory whose body nobody will send again; let go of the oldest."""
+    """Keep memory whose body will not be sent again; drop the oldest."""
     spare.append(memory)
     while (
         len(spare) > _MOST_SPARE

@@ -1,4 +1,4 @@
-"""The receiver's side of shared memory: what it has mapped, and what is in use of it.
+"""The receiver's side of shared memory: mapped segments, and their parts in use.
 
 No sockets and no locks here; `shared_memory.py` holds the protocol.
 """
@@ -31,9 +31,10 @@ class IncomingSegments:
         """Start with none.
 
         Args:
-          max_bytes: Of all segments together.
-          board: Where this end writes which use of a slot it has released.
-          fetch: Attaches what the other end has made, when one is not known.
+          max_bytes: Most bytes of all segments together.
+          board: Page on which this end writes which use of a slot it has released. No
+            other process writes to it.
+          fetch: Attaches the segments that the other end has made, if one is unknown.
         """
         self._max_bytes = max_bytes
         self._board = memoryview(board).cast("I")
@@ -44,7 +45,7 @@ class IncomingSegments:
         """Map a segment; the descriptor stays the caller's.
 
         Raises:
-          DecodeError: It is not what the other end says, or past the bound, or the
+          DecodeError: It does not match its description, or exceeds the bound, or the
             system cannot map it.
         """
         mapped = sum(len(segment.memory) for segment in self._segments.values())
@@ -62,7 +63,7 @@ class IncomingSegments:
         """Forget a segment.
 
         Raises:
-          DecodeError: There is none of that number, or it is in use.
+          DecodeError: The number is unknown, or the segment is in use.
         """
         segment = self._segments.pop(number, None)
         if segment is None or segment.loans:
@@ -76,8 +77,8 @@ class IncomingSegments:
         Only the thread that receives may call this.
 
         Raises:
-          DecodeError: They are not within one, or still in use; or the other end broke
-            the protocol otherwise.
+          DecodeError: They are not within a segment, or still in use; or the other end
+            broke the protocol otherwise.
         """
         number, offset, slot, uses = where
         segment = self._segments.get(number)
@@ -101,8 +102,8 @@ class IncomingSegments:
         loans[slot] = _ref(owner, _partial(_release, loans, board, slot, uses))
         return owner
 
-    def let_go(self) -> None:
-        """Release nothing from a forked child: its parent may still see what dies."""
+    def drop_after_fork(self) -> None:
+        """Release nothing from a forked child: its parent may still use the arrays."""
         for segment in self._segments.values():
             segment.loans.clear()  # and with the weak references what they call
 
@@ -110,8 +111,8 @@ class IncomingSegments:
         """Forget all; arrays that are in use stay mapped."""
         self._segments.clear()
         self._board = _NO_BOARD
-        # What fetches holds this as well: the two would wait for the collector of
-        # cycles, which counts two objects and not the memory behind them.
+        # The bound method refers to this object: the two would wait for the collector
+        # of cycles, which counts two objects and not the memory behind them.
         self._fetch = _fetch_nothing
 
 
@@ -120,7 +121,7 @@ def _fetch_nothing() -> None:
 
 
 class _Mapped(NamedTuple):
-    """A segment of the other end, and the owners of what is in use of it, by slot."""
+    """A segment of the other end, and the owners of its slots in use."""
 
     memory: mmap.mmap
     loans: dict[int, weakref.ref[np.ndarray]]
@@ -133,7 +134,7 @@ def _release(
     uses: int,
     _: weakref.ref[np.ndarray],
 ) -> None:
-    """Release what nobody sees any more; called wherever the last view died.
+    """Release a slot; called in any thread, where its last view died.
 
     That may be inside of any other line: no lock may be taken.
     """

@@ -1,4 +1,4 @@
-"""The sender's side of shared memory: what it has made, cut into slots, and lent.
+"""The sender's side of shared memory: segments, cut into slots, and lent.
 
 No sockets and no locks here; `shared_memory.py` holds the protocol, and the lock.
 """
@@ -73,7 +73,7 @@ class Segment:
         return offset
 
     def is_over(self) -> bool:
-        """Tell whether it is common memory in which nothing will be sent again."""
+        """Return whether it is common memory in which nothing will be sent again."""
         return self.common is not None and self.common() is None
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Slot:
 
     @property
     def where(self) -> Where:
-        """Return what a frame says of it."""
+        """Return its place, as in a frame."""
         place = (self.segment.number, self.offset, self.number, self.uses)
         return tuple.__new__(Where, place)
 
@@ -114,8 +114,8 @@ class OutgoingSegments:
         """Start with none.
 
         Args:
-          max_bytes: Of all segments together.
-          board: Where the receiver writes which use of a slot it has released.
+          max_bytes: Most bytes of all segments together.
+          board: Page on which the receiver writes which use of a slot it has released.
         """
         self._max_bytes = max_bytes
         # Mapped here to read only. The receiver writes to it at any time.
@@ -223,10 +223,10 @@ class OutgoingSegments:
         return segment
 
     def has_released(self, segment: Segment) -> bool:
-        """Tell whether the receiver sees nothing of common memory; for any thread.
+        """Return whether the receiver sees nothing of common memory; for any thread.
 
-        Nothing of it is being lent meanwhile. Of slots that are lent, the receiver
-        writes to the board; one that was taken out of the list had been released.
+        None of it is being lent meanwhile. The receiver writes on the board for slots
+        that are lent; one that was taken out of the list had been released.
         """
         board = self._board
         lent = [slot for slot in [*self._lent.values()] if slot.segment is segment]
@@ -250,8 +250,8 @@ class OutgoingSegments:
         for segment in self._segments.values():
             common = None if segment.common is None else segment.common()
             if common is not None:
-                # Nobody will tell when the receiver sees no more of it. In this order:
-                # who asks at the same time looks at these the other way round.
+                # Its release will not be seen any more. In this order: `is_free` in
+                # another thread reads these the other way round.
                 if not self.has_released(segment):
                     common.is_spoilt = True
                 common.segments.pop(self, None)
@@ -336,6 +336,9 @@ def size_class(num_bytes: int) -> int:
     """Round up so that slots fit messages of about the same size.
 
     To a power of two up to 1 MiB; then by 25% at most.
+
+    >>> size_class(40_000), size_class(9 << 20)
+    (65536, 10485760)
     """
     bits = max(num_bytes - 1, 1).bit_length()
     step = 1 << (bits if bits <= 20 else bits - 3)
@@ -347,12 +350,12 @@ class CommonMemory:
     """Memory in which connections lend one body to any number of receivers.
 
     Attributes:
-      descriptor: Of the memory file; closed when this object dies. The memory goes with
-        the last process that has mapped it.
-      num_bytes: Its size.
-      memory: Its bytes, to write to.
-      process: Which made it: a forked one may not write to it.
-      segments: What it is to the connections whose receivers have been given it.
+      descriptor: Descriptor of the memory file; closed when this object dies. The
+        memory is freed with the last process that has mapped it, however that ends.
+      num_bytes: Size in bytes.
+      memory: Bytes, to write to.
+      process: Process that made it; a forked one may not write to it.
+      segments: Its segment in each connection whose receiver has been given it.
       is_spoilt: Whether a connection ended whose receiver may still see it.
     """
 
@@ -370,15 +373,15 @@ class CommonMemory:
         self.num_bytes = num_bytes
         self.memory = memoryview(mapped)
         self.process = os.getpid()
-        # A connection enters itself under its own lock, and leaves when it closes; who
-        # looks for spare memory reads a copy, without a lock.
+        # A connection enters itself under its own lock, and leaves when it closes;
+        # `is_free` reads a copy, without a lock.
         self.segments: dict[OutgoingSegments, Segment] = {}
         self.is_spoilt = False
 
     def is_free(self) -> bool:
-        """Tell whether no receiver sees anything of it; for any thread.
+        """Return whether no receiver sees any of it; for any thread.
 
-        Nothing of it is being lent meanwhile: nobody has the body that it held.
+        None of it is being lent meanwhile: the body that it held is dead.
         """
         lenders = [*self.segments.items()]
         is_released = all(lender.has_released(segment) for lender, segment in lenders)

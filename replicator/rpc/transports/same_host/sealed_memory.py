@@ -1,4 +1,4 @@
-"""Memory without a name that one process writes, and others may map only to read."""
+"""Nameless memory that one process writes, and others may map only to read."""
 
 import contextlib
 import ctypes
@@ -56,7 +56,7 @@ def map_sealed(descriptor: int, size: int) -> mmap.mmap:
     """Map memory of another process to read; the descriptor stays the caller's.
 
     Raises:
-      DecodeError: It is not of that size, or no memory file that stays as it is.
+      DecodeError: It is not of that size, or not a memory file that is sealed.
       OSError: The system cannot map it.
     """
     try:
@@ -77,6 +77,7 @@ def _mapped(descriptor: int, size: int, prot: int) -> mmap.mmap:
     Before Python 3.13 and its `trackfd` an `mmap` of a file has one: two more for each
     client. So one of no file is made, and the file put into its place.
     """
+    # Unmapped when the last array in it dies, or with the process.
     mapped = mmap.mmap(-1, size, flags=_PRIVATE, prot=prot)
     place = np.frombuffer(mapped, np.uint8).ctypes.data
     flags = mmap.MAP_SHARED | _MAP_FIXED

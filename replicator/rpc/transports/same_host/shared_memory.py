@@ -18,10 +18,14 @@ nobody's time, and is seen when a slot is looked for. (Between the last look at 
 and the writing of the number lie some thousand instructions: more than a processor may
 hold back a load for. And the sender writes to the slot only after it has read it.)
 
-What many are sent is in memory of its own (`CommonBody`): a segment that its receivers
-share, and that is lent whole, any number of times. It is written once, before anybody
-is told of it, and again when all of its receivers have released it. None of them can
-write to it.
+A body for many receivers is in memory of its own (`CommonBody`): a segment that its
+receivers share, and that is lent whole, any number of times. It is written once, before
+any frame names it, and again when all of its receivers have released it. None of them
+can write to it.
+
+Where a process dies: its segments live on until the other end, which has mapped them,
+drops the last array; what it had borrowed counts as lent until the connection, which
+the kernel ends, is closed.
 
 Boards change hands in the handshake. Segments travel beside the messages, over a socket
 pair of their own, so that the messages' socket never has to look for descriptors:
@@ -44,7 +48,7 @@ from collections import deque
 
 from replicator.errors import DecodeError
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.transports.frames import Layout, Where
+from replicator.rpc.transports.frames import BufferLayout, Where
 from replicator.rpc.transports.same_host.common_body import copy_body, kept_body
 from replicator.rpc.transports.same_host.incoming_segments import IncomingSegments
 from replicator.rpc.transports.same_host.outgoing_segments import (
@@ -85,11 +89,11 @@ class SharedMemory:
 
         Args:
           channel: One end of a pair of `SOCK_SEQPACKET`; this object closes it.
-          board: Where this end writes what it releases.
-          peers_board: Where the other end does.
-          send_bytes: How much memory this end makes at most.
-          receive_bytes: How much of the other end's it maps at most.
-          peer: The other end, for the log.
+          board: Page on which this end writes what it releases.
+          peers_board: Page of the other end.
+          send_bytes: Most bytes that this end makes.
+          receive_bytes: Most bytes of the other end's that it maps.
+          peer: Name of the other end, for the log.
         """
         self._channel = channel
         self._outgoing = OutgoingSegments(send_bytes, peers_board)
@@ -99,12 +103,13 @@ class SharedMemory:
         self._peer = peer
         self._has_warned = False
         self._is_closed = False
-        # Guards what is sent; what is received has one thread.
-        # Nothing waits for the other end under it: sends on the channel do not wait.
+        # Guards `_outgoing` and sends on the channel; `_incoming` belongs to the thread
+        # that reads. Taken with no other lock held but the `EncodedOnce`'s. Nothing
+        # waits for the other end under it: sends on the channel do not wait.
         self._lock = threading.Lock()
-        self._untold: deque[int] = deque()
+        self._unsent_detaches: deque[int] = deque()
 
-    def place(self, layout: Layout) -> Where | None:
+    def place(self, layout: BufferLayout) -> Where | None:
         """Copy the body of a message into shared memory.
 
         Returns:
@@ -119,7 +124,7 @@ class SharedMemory:
         copy_body(layout, slot.memory)
         return slot.where
 
-    def lend(self, kept: EncodedOnce, layout: Layout) -> Where | None:
+    def lend(self, kept: EncodedOnce, layout: BufferLayout) -> Where | None:
         """Lend a body in common memory; the first to do so, anywhere, copies it there.
 
         Returns:
@@ -142,25 +147,25 @@ class SharedMemory:
                 self._lock.release()
 
     def close(self) -> None:
-        """Let go of all; what is in use stays readable. May be called twice.
+        """Drop all segments; arrays in use stay readable. May be called twice.
 
         Not while a thread is inside of `open`.
         """
         self._is_closed = True
-        # Never waits: the garbage collector may call this inside of the lock, and who
-        # has it looks at `_is_closed` afterwards.
+        # Never waits: the garbage collector may call this inside of the lock, whose
+        # holder looks at `_is_closed` afterwards.
         if self._lock.acquire(blocking=False):
             try:
                 self._close_all()
             finally:
                 self._lock.release()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close a forked child's descriptors, and release nothing; see `forks`."""
         self._is_closed = True
         # First: arrays that die in this process must write nothing on the board, which
         # is the parent's as well.
-        self._incoming.let_go()
+        self._incoming.drop_after_fork()
         self._close_all()
 
     def _slot(self, num_bytes: int, common: CommonMemory | None = None) -> Slot | None:
@@ -186,10 +191,9 @@ class SharedMemory:
         if not self._has_warned and not self._is_closed:
             self._has_warned = True
             _log.warning(
-                "No shared memory for %d bytes to %s: %s. Arrays go by the socket when "
-                "it is so, which is slower; this is said once. Drop received arrays "
-                "sooner (`.copy()` what you keep), or raise "
-                "`MessageLimits.shared_bytes`.",
+                "No shared memory for %d bytes to %s: %s. Falling back to the socket, "
+                "which is slower. (Shown once.) Drop received arrays sooner (`.copy()` "
+                "what you keep), or raise `MessageLimits.shared_bytes`.",
                 num_bytes,
                 self._peer,
                 reason,
@@ -207,14 +211,14 @@ class SharedMemory:
         return outgoing.take(num_bytes, common)
 
     def _make_room(self, num_bytes: int) -> None:
-        self._untold.extend(self._outgoing.drop_idle(num_bytes))
-        while self._untold:  # told first: the other end has the same bound
-            text = _DETACH.pack(b"D", self._untold[0])
+        self._unsent_detaches.extend(self._outgoing.drop_idle(num_bytes))
+        while self._unsent_detaches:  # before an attach: the peer has the same bound
+            text = _DETACH.pack(b"D", self._unsent_detaches[0])
             self._channel.send(text, socket.MSG_DONTWAIT)
-            self._untold.popleft()
+            self._unsent_detaches.popleft()
 
     def _is_attached(self, segment: Segment | None) -> bool:
-        """Give a new segment to the other end; tell whether there is one."""
+        """Give a new segment to the other end; return whether there is one."""
         if segment is None:
             return False
         try:
@@ -227,7 +231,7 @@ class SharedMemory:
         return True
 
     def _read_channel(self) -> None:
-        """Take note of the segments that the other end has made and dropped."""
+        """Attach and detach the segments that the other end has made and dropped."""
         room = socket.CMSG_SPACE(array.array("i").itemsize)
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
         while not self._is_closed:
@@ -257,7 +261,9 @@ class SharedMemory:
             case b"D", _DETACH.size, 0:
                 self._incoming.detach(_DETACH.unpack(text)[1])
             case _:
-                raise DecodeError("What came beside the messages is none of ours.")
+                raise DecodeError(
+                    "The channel of shared memory got an invalid message."
+                )
 
     def _close_all(self) -> None:
         self._outgoing.close()

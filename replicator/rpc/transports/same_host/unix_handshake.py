@@ -70,10 +70,10 @@ def meet_client(
     """Let a client prove itself, and prove ourselves; return the connection.
 
     Args:
-      sock: As it was accepted; closed if this fails.
-      address: Of the listener.
-      secret: The program's.
-      encoding: How values become bytes.
+      sock: Accepted socket; closed if this fails.
+      address: Address of the listener.
+      secret: Secret of the program.
+      encoding: Encoding of values.
       do_others_wait: Whether this one has less time, `PRESSED_S`.
 
     Raises:
@@ -112,14 +112,14 @@ def meet_server(
     """Prove ourselves to a server, and let it prove itself; return the connection.
 
     Args:
-      sock: Connected; closed if this fails.
-      address: Of the server.
-      secret: The program's.
-      encoding: How values become bytes.
-      timeout_s: How long all of it may take; `HANDSHAKE_TIMEOUT_S` at most.
+      sock: Connected socket; closed if this fails.
+      address: Address of the server.
+      secret: Secret of the program.
+      encoding: Encoding of values.
+      timeout_s: Seconds that all of it may take; `HANDSHAKE_TIMEOUT_S` at most.
 
     Raises:
-      AuthenticationError: One of both has another secret, or another user.
+      AuthenticationError: One end has another secret, or another user.
       ConnectionLostError: The server went away, or did not answer in time.
     """
     try:
@@ -167,8 +167,8 @@ class _Exchange:
     def send(self, message: bytes, *descriptors: int) -> None:
         """Send a message; the socket's buffer is empty, and larger than all of them.
 
-        Descriptors that go with it stay the caller's as well. Who has hung up may have
-        said why: `receive` returns that, or raises.
+        Descriptors that go with it stay the caller's as well. A peer that has hung up
+        may have sent the reason: `receive` returns it, or raises.
         """
         with self._in_time(), contextlib.suppress(BrokenPipeError):
             if descriptors:
@@ -177,7 +177,7 @@ class _Exchange:
                 self._socket.sendall(message)
 
     def receive(self, num_bytes: int, *, most_descriptors: int = 0) -> bytes:
-        """Return the next message; what comes with it is put into `descriptors`."""
+        """Return the next message; descriptors that come with it are appended."""
         received = b""
         room = 0  # the kernel closes what comes nevertheless
         if most_descriptors:
@@ -218,7 +218,7 @@ class _Exchange:
             raise ConnectionLostError(f"{self.peer} is gone ({error}).") from error
 
     def _left_s(self, *, is_theirs: bool = False) -> float:
-        # Only who is silent is pressed, not who waits for a server that is late.
+        # Only a silent client is pressed, not one that waits for a late server.
         is_pressed = is_theirs and self._do_others_wait()
         bound_s = PRESSED_S if is_pressed else self._timeout_s
         left_s = self._began_s + bound_s - time.monotonic()
@@ -241,7 +241,7 @@ def _check_same_user(sock: socket.socket, peer: str) -> None:
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int] | None:
-    """Return process and user at the other end, where the system tells."""
+    """Return process and user at the other end, where the system reports them."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     size = _PEER_CREDENTIALS.size
@@ -274,7 +274,7 @@ def _offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
 
 
 def _take_offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
-    """Take the channel that a client offers, and tell it our board."""
+    """Take the channel that a client offers, and send it our board."""
     message = exchange.receive(_SHARING.size, most_descriptors=2)
     offered = _SHARING.unpack(message)[0]
     board = None
@@ -308,9 +308,9 @@ def _channel(exchange: _Exchange) -> socket.socket:
 
 
 def _make_board(exchange: _Exchange, receive_bytes: int) -> mmap.mmap | None:
-    """Make where this end will tell what it releases; its descriptor comes first.
+    """Make the page on which this end releases slots; its descriptor comes first.
 
-    None: there is to be, or can be, no shared memory.
+    None: shared memory is not wanted, or not available.
     """
     if not IS_AVAILABLE or not receive_bytes:
         return None
@@ -332,11 +332,12 @@ def _shared(
     peers_bytes: int,
     exchange: _Exchange,
 ) -> SharedMemory:
-    channel.setblocking(True)  # each call says for itself that it does not wait
+    channel.setblocking(True)  # each call passes MSG_DONTWAIT itself
     try:
         peers_board = map_sealed(exchange.descriptors[1], BOARD_BYTES)
     except (DecodeError, OSError) as error:
         raise ConnectionLostError(f"{exchange.peer} cannot share: {error}") from error
+    # Closed by the connection. Both boards are mapped, each written by one process.
     return SharedMemory(
         channel,
         board=board,

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.host.held_folder import hold_folder
 from replicator.errors import AddressInUseError, ConnectionLostError
 from replicator.rpc.security.authentication import NO_ROOM
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnixListener:
-    """Where clients of this host arrive; see `Listener`."""
+    """Listener for clients of this host; see `Listener`."""
 
     def __init__(
         self,
@@ -49,14 +49,13 @@ class UnixListener:
         """Listen.
 
         Args:
-          path: Of the socket, in a directory that only this user can enter.
-          secret: What clients must know.
-          encoding: How values become bytes.
+          path: Path of the socket, in a directory that only this user can enter.
+          secret: Secret that clients must know.
+          encoding: Encoding of values.
           owns_directory: Whether `close` removes the directory.
 
         Raises:
-          AddressInUseError: Another server listens there, or there is no socket but
-            something else.
+          AddressInUseError: Another server listens there, or the path is a file.
         """
         self._path = path
         self._secret = secret
@@ -72,20 +71,22 @@ class UnixListener:
             raise
         self._waker, self._wake = socket.socketpair()
         self._spare = socket.socket(socket.AF_UNIX)  # a descriptor, for `_turn_away`
-        # Held inside of `accept`, and by who closes the descriptors.
+        # Held inside of `accept`, and while the descriptors are closed, so that none
+        # is closed under `select`. No other lock is taken under it.
         self._accept_lock = threading.Lock()
+        # Used inside of `accept` alone; closed with the sockets that it watches.
         self._selector = selectors.DefaultSelector()
         for watched in (self._socket, self._waker):
             self._selector.register(watched, selectors.EVENT_READ)
-        let_go_in_child(self)
+        register_fork_drop(self)
 
     @property
     def address(self) -> str:
-        """Return what a client gives to `connect`."""
+        """Return the address that a client gives to `connect`."""
         return f"unix:{self._path}"
 
     def accept(self) -> Callable[[], UnixConnection]:
-        """Wait for a client; return what lets it prove itself. See `Listener`."""
+        """Wait for a client; return its handshake. See `Listener`."""
         if not self._accept_lock.acquire(timeout=1.0):  # `close` has it for a moment
             raise RuntimeError(f"Two threads accept at {self.address}. Let one do it.")
         try:
@@ -115,21 +116,21 @@ class UnixListener:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # refuses who is on the way
+            self._socket.shutdown(socket.SHUT_RDWR)  # refuses pending clients
         self._wake.close()  # `accept` sees the end of the pair
         self._lock.release()
         if self._owns_directory:
             shutil.rmtree(os.path.dirname(self._path), ignore_errors=True)
         self._close_when_idle()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close a forked child's descriptors; the socket stays its parent's.
 
         A child that kept them would hold the path after its parent's death.
         """
         if not self._is_closed:
             self._is_closed = True
-            self._lock.let_go()
+            self._lock.drop_after_fork()
             for inherited in (*self._descriptors(), self._wake):
                 inherited.close()
 
@@ -158,7 +159,7 @@ class UnixListener:
             return None  # also a client that is gone again
 
     def _turn_away(self) -> None:
-        """Tell those who wait why, with the descriptor that is kept for that."""
+        """Send waiting clients the reason, with the descriptor kept for that."""
         self._spare.close()
         with contextlib.suppress(OSError):  # no more of them
             for _ in range(_BACKLOG):
@@ -197,16 +198,16 @@ class _PathLock:
             os.close(descriptor)  # its owner removed it between the two calls
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
-        # The folder, too, from who removes old files: a secret may lie there.
+        # The folder, too, against programs that remove old files: it holds a secret.
         self._descriptors = descriptor, hold_folder(os.path.dirname(path))
 
     def release(self) -> None:
-        """Give it up; the file goes first, so that nobody locks one without a name."""
+        """Give it up; the file goes first, so that no process locks a nameless one."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
-        self.let_go()
+        self.drop_after_fork()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close the descriptors; of a forked child, whose parent's hold the locks."""
         # Not `LOCK_UN`: parent and child have one lock, which that would free.
         for descriptor in self._descriptors:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 
-from replicator.base.host.forks import let_go_in_child
+from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import (
     CallTimeoutError,
@@ -26,14 +26,14 @@ from replicator.errors import (
     DecodeError,
     MessageTooLargeError,
 )
-from replicator.rpc.adaptive_spin import SHORT_S, ShortWaits
+from replicator.rpc.adaptive_spin import SHORT_S, AdaptiveSpin
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.protocols import Message
 from replicator.rpc.transports.frames import (
     READ_BYTES,
     Buffer,
-    Frame,
     FrameReader,
+    MessageFrame,
     check_fits,
     frame_with_buffers,
     frame_with_shared_body,
@@ -72,10 +72,10 @@ class UnixConnection:
         """Take over a socket whose handshake is done.
 
         Args:
-          sock: Blocking; this object closes it.
-          peer: The other end, for people.
-          encoding: How values become bytes.
-          shared: The connection's shared memory; None: there is none.
+          sock: Blocking socket; this object closes it.
+          peer: Name of the other end, for people.
+          encoding: Encoding of values.
+          shared: Shared memory of the connection; None: there is none.
         """
         self._socket = sock
         self._peer = peer
@@ -83,17 +83,19 @@ class UnixConnection:
         self._shared = shared
         self._unread = UnreadBytes(sock, peer=peer)
         # Held over a whole frame, also while waiting for room, so that frames do not
-        # mix; and by who closes the socket, so that none is closed under a `send`.
+        # mix; and while the socket is closed, so that none is closed under a `send`.
+        # The lock of shared memory is released before. Whoever holds it may be stopped
+        # by the kernel for as long as the other end does not read.
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive_into = sock.recv_into
-        # `recv` would take new memory for each message, and wait with it: over hours
-        # a server's heap would be full of holes. Of this, pages that no message needs
-        # are never there.
+        # `recv` would allocate new memory for each message, before it waits: over hours
+        # this fragments a server's heap. Pages of this that no message needs are never
+        # made. Private, anonymous: written by the reading thread, freed with us.
         self._received = memoryview(mmap.mmap(-1, READ_BYTES, flags=_PRIVATE))
         poller = select.poll()
         poller.register(sock, select.POLLIN)
-        self._waits = ShortWaits(poller.poll)
+        self._waits = AdaptiveSpin(poller.poll)
         self._is_receiving = False
         self._is_closed = False
         self._reason = ""
@@ -101,7 +103,7 @@ class UnixConnection:
         self._bounded_s: float | None = None  # what it was set for
         open_shared = refuse_shared if shared is None else shared.open
         self._reader = FrameReader(encoding.limits, open_shared=open_shared)
-        let_go_in_child(self)
+        register_fork_drop(self)
 
     @property
     def peer(self) -> str:
@@ -130,7 +132,7 @@ class UnixConnection:
             if frame is None:
                 frame = self._receive_frame(timeout_s)
         except (DecodeError, MessageTooLargeError) as error:
-            raise self._lost(f"sent what is no message: {error}") from error
+            raise self._lost(f"sent an invalid message: {error}") from error
         except MemoryError as error:
             raise self._lost("sent more than there is memory for") from error
         finally:
@@ -143,7 +145,7 @@ class UnixConnection:
         return _new_tuple(Message, (kind, call_id, payload))
 
     def has_received(self) -> bool:
-        """Tell whether `receive` has a message, or an error, without waiting."""
+        """Return whether `receive` has a message, or an error, without waiting."""
         return bool(self._reader.rest) and self._reader.has_frame()
 
     def fileno(self) -> int | None:
@@ -153,24 +155,24 @@ class UnixConnection:
     def close(self) -> None:
         """Close it; a `receive` or `send` that waits raises. May be called twice."""
         self._reason = self._reason or "was closed by this end"
-        # Before `shutdown`: that wakes who is inside of a call, and looks at this.
+        # Before `shutdown`, which wakes threads inside of a call; they look at this.
         self._is_closed = True
         with contextlib.suppress(OSError):  # the other end was quicker
             self._socket.shutdown(socket.SHUT_RDWR)
         self._close_when_idle()
 
-    def let_go(self) -> None:
+    def drop_after_fork(self) -> None:
         """Close a forked child's descriptors; its parent goes on. See `forks`."""
         self._reason = self._reason or "is for the process that this was forked from"
         self._is_closed = True
         self._socket.close()  # no `shutdown`, which would be for both
         if self._shared is not None:
-            self._shared.let_go()
+            self._shared.drop_after_fork()
 
     def _close_when_idle(self) -> None:
         """Give descriptors back, unless a thread is inside of a call with them.
 
-        That one wakes up, and comes here again.
+        That thread wakes up, and comes here again.
         """
         if not self._is_receiving and self._send_lock.acquire(False):
             try:
@@ -182,8 +184,8 @@ class UnixConnection:
 
     # Receiving.
 
-    def _receive_frame(self, timeout_s: float | None) -> Frame:
-        if timeout_s == 0:  # who has been told that there is something does not wait
+    def _receive_frame(self, timeout_s: float | None) -> MessageFrame:
+        if timeout_s == 0:  # the selector has reported data: no wait
             frame = None if self._is_closed else self._read(_DO_NOT_WAIT)
         else:
             frame = self._wait_for_frame(timeout_s)
@@ -193,7 +195,7 @@ class UnixConnection:
             raise self._lost("was closed")
         raise CallTimeoutError(f"{self._peer} sent no message within {timeout_s:g} s.")
 
-    def _wait_for_frame(self, timeout_s: float | None) -> Frame | None:
+    def _wait_for_frame(self, timeout_s: float | None) -> MessageFrame | None:
         """Return None if it is late, or the connection was closed."""
         started_s = time.monotonic()
         if timeout_s is None or timeout_s > SHORT_S:
@@ -211,7 +213,7 @@ class UnixConnection:
                     return None
         return None
 
-    def _read(self, flags: int) -> Frame | None:
+    def _read(self, flags: int) -> MessageFrame | None:
         """Receive once; return the frame that is whole now, if one is."""
         reader = self._reader
         target = reader.target
@@ -251,7 +253,7 @@ class UnixConnection:
         return 0
 
     def _lost(self, what: str) -> ConnectionLostError:
-        """Close; return the error that says why, or why it was closed before."""
+        """Close; return the error with this reason, or that of an earlier close."""
         if not self._is_closed:
             self._reason = what
             self.close()
@@ -275,7 +277,7 @@ class UnixConnection:
             check_fits(head, layout, self._encoding.limits)
         shared, num_bytes = self._shared, layout.num_bytes
         if shared is not None and num_bytes >= SHARED_FROM_BYTES:
-            # Before a slot is taken: who waits here holds none.
+            # Before a slot is taken: a thread that waits here holds none.
             self._unread.add(num_bytes, timeout_s=timeout_s)
             where = shared.place(layout) if kept is None else shared.lend(kept, layout)
             if where is not None:

@@ -1,9 +1,9 @@
 """Bound the shared memory behind messages that the other end has not read.
 
 A message whose body is in shared memory takes a hundred bytes of the socket: without
-this, who never reads could have its peer hold thousands of bodies before the socket is
-full. The system tells how much of the socket is unread, at 2 us; so it is asked only
-when many bytes have been sent since the other end had last read all.
+this, a peer that never reads could make us hold thousands of bodies before the socket
+is full. The system reports how much of the socket is unread, at 2 us; so it is asked
+only when many bytes have been sent since the other end had last read all.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _LONGEST_LOOK_MS = 16
 
 @final
 class UnreadBytes:
-    """What was sent by shared memory since the other end had read all; at most that."""
+    """Upper bound of the shared memory sent since the other end had read all."""
 
     def __init__(self, sock: socket.socket, *, peer: str) -> None:
         """Start with none.
 
         Args:
-          sock: Over which the messages go.
-          peer: The other end, for errors.
+          sock: Socket of the messages.
+          peer: Name of the other end, for errors.
         """
         self._socket = sock
         self._peer = peer

@@ -10,7 +10,7 @@ import sys
 import threading
 
 from replicator.errors import ConnectionLostError
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.transports.between_hosts.grpc_stream import (
     GrpcListener,
@@ -27,7 +27,7 @@ def echo(connection):
             if isinstance(value, tuple) and value[0] == "hold the GIL":
                 # Called through the Python API, `usleep` does not let go of it.
                 ctypes.PyDLL(None).usleep(int(value[1] * 1e6))
-            connection.send(Kind.REPLY, message.call_id, value, timeout_s=LONG_S)
+            connection.send(MessageKind.REPLY, message.call_id, value, timeout_s=LONG_S)
     connection.close()
 
 
@@ -45,7 +45,7 @@ def connect(address):
     secret = Secret.from_environment()
     connection = connect_grpc(address, **arguments(secret=secret, timeout_s=LONG_S))
     print("connected", flush=True)
-    connection.send(Kind.CALL, 1, "here", timeout_s=LONG_S)
+    connection.send(MessageKind.CALL, 1, "here", timeout_s=LONG_S)
     sys.stdin.read()
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from replicator.errors import ConnectionLostError
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import DESCRIPTOR_VARIABLE
 from replicator.rpc.transports.between_hosts.grpc_stream import connect_grpc
 from tests.multiprocess.processes import stop
@@ -57,7 +57,7 @@ def server():
 
 
 def ask(connection, value):
-    connection.send(Kind.CALL, 1, value, timeout_s=LONG_S)
+    connection.send(MessageKind.CALL, 1, value, timeout_s=LONG_S)
     return connection.receive(timeout_s=LONG_S).payload.take()
 
 
@@ -79,7 +79,7 @@ def test_a_stopped_server_is_noticed(server):
     process, connection = server
     assert ask(connection, 1) == 1
     stop(process)
-    connection.send(Kind.CALL, 2, "nobody hears this", timeout_s=LONG_S)
+    connection.send(MessageKind.CALL, 2, "nobody hears this", timeout_s=LONG_S)
     assert seconds_until_lost(connection) < STOP_NOTICED_S
 
 

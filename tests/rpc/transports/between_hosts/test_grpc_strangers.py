@@ -179,7 +179,7 @@ def test_what_is_no_message_ends_the_connection(listener, chunk):
         with contextlib.closing(promise.result(LONG_S)) as server:
             stranger.send(chunk)
             with pytest.raises(
-                ConnectionLostError, match="no message, and was cut off"
+                ConnectionLostError, match="an invalid message, and was cut off"
             ):
                 server.receive(timeout_s=LONG_S)
             assert stranger.receive() is None

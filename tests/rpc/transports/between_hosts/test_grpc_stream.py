@@ -15,7 +15,7 @@ from replicator.errors import (
     CallTimeoutError,
     ConnectionLostError,
 )
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports import network_rules
 from replicator.rpc.transports.between_hosts.chunk_queues import (
     CHUNK_BYTES,
@@ -49,7 +49,7 @@ def send_until_full(connection, size):
     """Send until nobody reads; return how many were sent, and the error."""
     for number in range(100):
         try:
-            connection.send(Kind.CALL, number, bytes(size), timeout_s=SHORT_S)
+            connection.send(MessageKind.CALL, number, bytes(size), timeout_s=SHORT_S)
         except CallTimeoutError as failure:
             return number, failure
     raise AssertionError("somebody read")
@@ -90,11 +90,11 @@ def test_a_connection_survives_a_message_that_did_not_begin_to_leave(ends):
 
 def test_a_message_that_left_in_part_ends_the_connection(ends):
     client, _ = ends
-    client.send(Kind.CALL, 1, bytes(2 * WAITING_BYTES), timeout_s=LONG_S)
+    client.send(MessageKind.CALL, 1, bytes(2 * WAITING_BYTES), timeout_s=LONG_S)
     with pytest.raises(CallTimeoutError, match="The connection was closed"):
-        client.send(Kind.CALL, 2, bytes(100 << 20), timeout_s=SHORT_S)
+        client.send(MessageKind.CALL, 2, bytes(100 << 20), timeout_s=SHORT_S)
     with pytest.raises(ConnectionLostError):
-        client.send(Kind.CALL, 3, 0, timeout_s=SHORT_S)
+        client.send(MessageKind.CALL, 3, 0, timeout_s=SHORT_S)
 
 
 # Ends.
@@ -104,8 +104,8 @@ def test_a_message_that_left_in_part_ends_the_connection(ends):
 def test_what_was_sent_arrives_before_the_end(ends, closing):
     ours, theirs = ends[closing], ends[1 - closing]
     for number in range(50):
-        ours.send(Kind.REPLY, number, bytes(100), timeout_s=LONG_S)
-    theirs.send(Kind.CALL, 1, bytes(WAITING_BYTES), timeout_s=LONG_S)  # unread
+        ours.send(MessageKind.REPLY, number, bytes(100), timeout_s=LONG_S)
+    theirs.send(MessageKind.CALL, 1, bytes(WAITING_BYTES), timeout_s=LONG_S)  # unread
     ours.close()
     assert [theirs.receive(timeout_s=LONG_S).call_id for _ in range(50)] == [*range(50)]
     with pytest.raises(ConnectionLostError, match="is gone"):
@@ -204,7 +204,7 @@ def test_beyond_loopback_tls_is_needed(host):
 
 
 def test_insecure_says_so_in_the_log_once(caplog):
-    network_rules._say_once.cache_clear()
+    network_rules._warn_once.cache_clear()
     places = [
         network_rules.permitted_place("grpc://node-1:5", has_tls=False, insecure=True)
         for _ in range(3)

@@ -15,7 +15,7 @@ import pytest
 from replicator.errors import ConnectionLostError
 from replicator.rpc.codec.encoded_once import EncodedOnce
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports.connect import listen
 from replicator.rpc.transports.frames import lay_out
 from replicator.rpc.transports.same_host.common_body import CommonBody
@@ -176,10 +176,10 @@ def test_memory_that_is_seen_when_a_connection_ends_is_never_written(many, end):
 def test_a_message_that_nobody_read_holds_its_memory(ends):
     sender, receiver = ends
     kept = EncodedOnce(value_of(1))
-    sender.send(Kind.REPLY, 1, kept, timeout_s=LONG_S)
+    sender.send(MessageKind.REPLY, 1, kept, timeout_s=LONG_S)
     for number in range(2, 6):
         kept = EncodedOnce(value_of(number), after=kept)
-        sender.send(Kind.REPLY, number, kept, timeout_s=LONG_S)
+        sender.send(MessageKind.REPLY, number, kept, timeout_s=LONG_S)
     for number in range(1, 6):
         found = receiver.receive(timeout_s=LONG_S).payload.take()
         np.testing.assert_equal(found, value_of(number))
@@ -256,7 +256,7 @@ def test_a_killed_receiver_leaves_nothing_and_others_go_on(tmp_path, many):
     with subprocess.Popen(command, **pipes) as child:
         connection = listener.accept()()
         kept = EncodedOnce(value_of(1))
-        connection.send(Kind.REPLY, 1, kept, timeout_s=LONG_S)
+        connection.send(MessageKind.REPLY, 1, kept, timeout_s=LONG_S)
         assert child.stdout.readline() == "1\n"
         child.kill()
     with pytest.raises(ConnectionLostError):
@@ -340,5 +340,5 @@ def test_a_message_that_was_not_sent_is_lent_no_more(ends):
     lent = len(outgoing(sender)._lent)
     sender._send = None  # a failure of the system's call
     with pytest.raises(TypeError):
-        sender.send(Kind.REPLY, 1, kept, timeout_s=LONG_S)
+        sender.send(MessageKind.REPLY, 1, kept, timeout_s=LONG_S)
     assert len(outgoing(sender)._lent) <= lent

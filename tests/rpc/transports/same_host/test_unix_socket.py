@@ -21,7 +21,7 @@ import replicator
 from replicator.errors import CallTimeoutError, ConnectionLostError
 from replicator.rpc.codec.codec import encode
 from replicator.rpc.codec.message_limits import MessageLimits
-from replicator.rpc.protocols import Kind
+from replicator.rpc.protocols import MessageKind
 from replicator.rpc.transports.frames import (
     HEADER_BYTES,
     Where,
@@ -37,9 +37,9 @@ from tests.rpc.transports.ends import LONG_S, SHORT_S, raw_peer, wait_until
 def frame_of(value, call_id=5):
     head, buffers, _ = encode(value)
     if not buffers:
-        return frame_without_buffers(Kind.CALL, call_id, head)
+        return frame_without_buffers(MessageKind.CALL, call_id, head)
     layout = lay_out(buffers)
-    return b"".join(frame_with_buffers(Kind.CALL, call_id, head, layout=layout))
+    return b"".join(frame_with_buffers(MessageKind.CALL, call_id, head, layout=layout))
 
 
 def flipped(frame, at):
@@ -59,7 +59,7 @@ BROKEN = {
     "a lying size of the head": (flipped(SMALL, 19), "limit|at most"),
     "a lying size of the body": (flipped(SMALL, 27), "limit|at most"),
     "shared memory that there is not": (
-        frame_with_shared_body(Kind.CALL, 1, b"x", num_bytes=9, where=WHERE),
+        frame_with_shared_body(MessageKind.CALL, 1, b"x", num_bytes=9, where=WHERE),
         "Shared memory",
     ),
 }
@@ -83,10 +83,10 @@ def test_what_is_no_message_closes_the_connection(data, reason):
         peer.sendall(SMALL + data[:1000])
         assert connection.receive(timeout_s=LONG_S).payload.take() == "hello"
         error = soon(connection.receive, timeout_s=LONG_S)
-        assert "the other end sent what is no message" in error
+        assert "the other end sent an invalid message" in error
         assert re.search(reason, error)
         assert peer.recv(1) == b""
-        assert "no message" in soon(connection.send, 1, 1, None, timeout_s=LONG_S)
+        assert "invalid message" in soon(connection.send, 1, 1, None, timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize("frame", [SMALL, ARRAY], ids=["small", "array"])
