@@ -17,7 +17,7 @@ from replicator.launchpad_bridge.view.watching.samples import (
 
 Row: TypeAlias = dict[str, str]
 
-_CALLS = ("calls/s", "p50", "p99", "bytes/s", "queue", "busy")
+_CALLS: tuple[str, ...] = ("calls/s", "p50", "p99", "bytes/s", "queue", "busy")
 COLUMNS = ("node", "runs", "state", "restarts", "made/s", *_CALLS)
 _NOTHING = "-"
 
