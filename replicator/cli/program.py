@@ -23,7 +23,7 @@ from replicator.launchpad_bridge.view.watching.found_runs import (
     run_in,
     running_programs,
 )
-from replicator.launchpad_bridge.view.watching.samples import Snapshot
+from replicator.launchpad_bridge.view.watching.samples import ProgramSample
 from replicator.launchpad_bridge.view.watching.watcher import Watcher
 
 SUMMARY = "Show a running program: its nodes, their states, calls and traffic"
@@ -123,14 +123,14 @@ def _list(runs: list[FoundRun]) -> None:
     print_table(("program", "run", "process", "nodes", "since", "folder"), rows)
 
 
-def _once(watcher: Watcher, interval_s: float) -> Snapshot:
+def _once(watcher: Watcher, interval_s: float) -> ProgramSample:
     """Look twice, so that there are rates."""
     watcher.sample()
     threading.Event().wait(interval_s)
     return watcher.sample()
 
 
-def _print(snapshot: Snapshot, link: str, *, as_json: bool) -> None:
+def _print(snapshot: ProgramSample, link: str, *, as_json: bool) -> None:
     if as_json:
         print(snapshot.to_json())
         return
@@ -143,7 +143,7 @@ def _print(snapshot: Snapshot, link: str, *, as_json: bool) -> None:
         console.print(below, markup=False, highlight=False)
 
 
-def _live(watcher: Watcher, interval_s: float, link: str) -> Snapshot:
+def _live(watcher: Watcher, interval_s: float, link: str) -> ProgramSample:
     """Show it until it ends."""
     snapshot = watcher.sample()
     try:

@@ -7,13 +7,16 @@ from replicator.launchpad_bridge.view.watching.columns import (
     row_of,
     rows_of,
 )
-from replicator.launchpad_bridge.view.watching.samples import Snapshot, WorkerSample
+from replicator.launchpad_bridge.view.watching.samples import (
+    ProgramSample,
+    WorkerSample,
+)
 
 HEADER = tuple(column for column in COLUMNS if column != "runs")
 RIGHT = HEADER[2:]
 
 
-def lines_of(snapshot: Snapshot, most: int | None = None) -> list[tuple[str, ...]]:
+def lines_of(snapshot: ProgramSample, most: int | None = None) -> list[tuple[str, ...]]:
     """Return a line for each worker, and below it for its methods if it has several.
 
     Args:
@@ -37,13 +40,13 @@ def lines_of(snapshot: Snapshot, most: int | None = None) -> list[tuple[str, ...
     return [tuple(row.get(column, "") for column in HEADER) for row in rows]
 
 
-def line_above(snapshot: Snapshot) -> str:
+def line_above(snapshot: ProgramSample) -> str:
     """Return the line above the table: the program and its phase."""
     stopped = f" (asked by {snapshot.stopped_by})" if snapshot.stopped_by else ""
     return f"{snapshot.program}: {snapshot.phase}{stopped}, {about(snapshot)}"
 
 
-def line_below(snapshot: Snapshot) -> str:
+def line_below(snapshot: ProgramSample) -> str:
     """Return the line below the table: the failure or newest error; "" for none."""
     if snapshot.failure:
         return f"failed: {snapshot.failure}"
@@ -51,7 +54,7 @@ def line_below(snapshot: Snapshot) -> str:
     return f"last: {errors[-1]}" if errors else ""
 
 
-def last_line(snapshot: Snapshot) -> str:
+def last_line(snapshot: ProgramSample) -> str:
     """Return the sentence for how a program ended."""
     if snapshot.failure:
         return f"{snapshot.program} failed: {snapshot.failure}"

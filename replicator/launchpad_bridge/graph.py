@@ -13,7 +13,7 @@ from replicator.launchpad_bridge.nodes.node import Node
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
+class GraphEdge:
     """A handle among the arguments of a node.
 
     Attributes:
@@ -59,7 +59,7 @@ class Graph:
 
     program: str
     vertices: Sequence[Vertex]
-    edges: Sequence[Edge]
+    edges: Sequence[GraphEdge]
 
     def groups(self) -> dict[str, list[Vertex]]:
         """Return the workers by label."""
@@ -83,7 +83,7 @@ def graph_of(program: _Program) -> Graph:
         id(part): name for name, _, _, node in workers for part in with_inner(node)
     }
     edges = [
-        Edge(source=name, target=owners[id(handle.node)], argument=argument)
+        GraphEdge(source=name, target=owners[id(handle.node)], argument=argument)
         for name, _, _, node in workers
         for part in with_inner(node)
         if isinstance(part, Node)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge.graph import Edge, with_inner, worker_names
+from replicator.launchpad_bridge.graph import GraphEdge, with_inner, worker_names
 from replicator.launchpad_bridge.handles import Handle, NoHandle
 from replicator.launchpad_bridge.nodes.jax_processes import JaxProcesses
 from replicator.launchpad_bridge.nodes.node import Node
@@ -24,7 +24,7 @@ from replicator.launchpad_bridge.program import Program
 _LABEL = re.compile(r"\w[\w .:+=@,()-]{0,99}")
 
 
-def check_graph(program: Program) -> list[Edge]:
+def check_graph(program: Program) -> list[GraphEdge]:
     """Return the edges of a program that can run.
 
     Raises:
@@ -47,7 +47,7 @@ def check_graph(program: Program) -> list[Edge]:
     links = list(_links(program, workers, owners))
     _check_cycles(links, owners)
     return [
-        Edge(
+        GraphEdge(
             source=owners[id(link.source)],
             target=owners[id(link.target)],
             argument=link.argument,

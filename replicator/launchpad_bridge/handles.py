@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from replicator.base.types import PyTree
-from replicator.launchpad_bridge.running.nested import leaves_with_paths, map_leaves
+from replicator.launchpad_bridge.running.containers import leaves_with_paths, map_leaves
 
 Client = TypeVar("Client")
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]

@@ -11,7 +11,7 @@ from typing import Any
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
-    Edge,
+    GraphEdge,
     vertex_of,
     with_inner,
     worker_names,
@@ -167,7 +167,7 @@ def _bind(
 
 
 def _targets(
-    edges: Sequence[Edge], addresses: Mapping[str, Sequence[str]]
+    edges: Sequence[GraphEdge], addresses: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Target]]:
     """Return whom each worker calls, by address."""
     reached = _reached(edges)
@@ -180,7 +180,7 @@ def _targets(
     return targets
 
 
-def _reached(edges: Iterable[Edge]) -> dict[str, set[str]]:
+def _reached(edges: Iterable[GraphEdge]) -> dict[str, set[str]]:
     """Return for each worker all that it has a handle of, by whatever way."""
     after: dict[str, set[str]] = {}
     for edge in edges:
@@ -260,7 +260,7 @@ def _function(node: Any, label: str) -> Any:
     return functions[0]
 
 
-def _describe(plan: Plan, edges: Iterable[Edge]) -> None:
+def _describe(plan: Plan, edges: Iterable[GraphEdge]) -> None:
     described = {
         "program": plan.program,
         "run_id": plan.run_id,

@@ -28,7 +28,7 @@ from replicator.errors import LaunchError
 from replicator.launchpad_bridge.handles import Composite
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.protocols import Executable
-from replicator.launchpad_bridge.running.nested import children
+from replicator.launchpad_bridge.running.containers import children
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 
 _SCRIPTS = ("__main__", "__mp_main__")  # the second in what was spawned

@@ -10,7 +10,7 @@ from replicator.cli.program_view import (
 from replicator.launchpad_bridge.view.watching.columns import duration, rate, size
 from replicator.launchpad_bridge.view.watching.samples import (
     MethodSample,
-    Snapshot,
+    ProgramSample,
     WorkerSample,
 )
 
@@ -52,7 +52,7 @@ def worker(name="learner", *, methods=None, **changes):
 
 def snapshot(*workers, **changes):
     known = {"phase": "running", "failure": "", "stopped_by": ""}
-    return Snapshot(
+    return ProgramSample(
         program="training",
         run_id="ab",
         pid=7,

@@ -18,7 +18,7 @@ from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launch_types import LaunchType, launch_type_of
 from replicator.launchpad_bridge.protocols import NodeContext, Resources
 from replicator.launchpad_bridge.running import exit_status
-from replicator.launchpad_bridge.running.hung_node import fail_node
+from replicator.launchpad_bridge.running.node_watchdog import fail_node
 from replicator.launchpad_bridge.running.stop_event import StopEvent, mirrored
 
 _THREAD = threading.local()

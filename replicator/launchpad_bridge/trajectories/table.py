@@ -36,7 +36,7 @@ class TableTimeoutError(ReplicatorError, TimeoutError):
 
 @rpc.register(name="replicator.Turn")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Turn:
+class ActorTurn:
     """What an actor is to do next.
 
     Attributes:
@@ -116,7 +116,7 @@ class Table(Protocol):
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
+    ) -> ActorTurn:
         """Take in trajectories; return what the actor is to do next.
 
         Args:
@@ -133,7 +133,7 @@ class Table(Protocol):
         """
         ...
 
-    def turn(self, actor: str) -> Turn:
+    def turn(self, actor: str) -> ActorTurn:
         """Return what an actor that starts, or lost its place, is to do.
 
         Raises:

@@ -28,10 +28,10 @@ from replicator.launchpad_bridge.trajectories.row_checks import (
 )
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
     Cut,
     TableTimeoutError,
     Taken,
-    Turn,
 )
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
@@ -46,7 +46,7 @@ class TrajectoryQueue:
     >>> queue = TrajectoryQueue(capacity=64, when_full="drop_oldest")
     >>> reward = np.zeros((2, 20), np.float32)  # two trajectories of 20 steps
     >>> queue.insert({"reward": reward}, actor="actor/0", version=3)
-    Turn(number=None, version=None, snapshot=None)
+    ActorTurn(number=None, version=None, snapshot=None)
     >>> queue.take(2, timeout_s=1).versions
     array([3, 3])
     """
@@ -116,7 +116,7 @@ class TrajectoryQueue:
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
+    ) -> ActorTurn:
         """Take in trajectories, all or none but for those that are to be dropped.
 
         Args:
@@ -151,12 +151,12 @@ class TrajectoryQueue:
             self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)
             self._has_rows.notify_all()
-        return Turn()
+        return ActorTurn()
 
     @arguments.TURN
-    def turn(self, actor: str) -> Turn:
+    def turn(self, actor: str) -> ActorTurn:
         """Return that an actor is to go on as it pleases."""
-        return Turn()
+        return ActorTurn()
 
     @arguments.TAKE
     def take(

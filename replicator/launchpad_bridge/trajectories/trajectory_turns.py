@@ -29,15 +29,15 @@ from replicator.launchpad_bridge.trajectories.row_checks import (
 )
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
     Cut,
     TableRestartedError,
     TableTimeoutError,
     Taken,
     TrajectoryError,
-    Turn,
 )
 from replicator.launchpad_bridge.trajectories.turn_order import TurnOrder
-from replicator.launchpad_bridge.trajectories.turn_progress import Held, Progress
+from replicator.launchpad_bridge.trajectories.turn_progress import Held, TurnProgress
 
 _BATCHES_BEYOND_LAG = 2  # the one that is taken next, and the one after it
 
@@ -51,7 +51,7 @@ class TrajectoryTurns:
     >>> table = TrajectoryTurns(["a", "b"], batch_size=2, rows_per_turn=1, lag=0)
     >>> table.begin(None)
     >>> table.turn("b")
-    Turn(number=0, version=0, snapshot=None)
+    ActorTurn(number=0, version=0, snapshot=None)
     >>> for actor in "b", "a":
     ...     rows = {"reward": np.full((1, 1), ord(actor), np.float32)}
     ...     turn = table.insert(rows, actor=actor, version=0, number=0)
@@ -107,7 +107,7 @@ class TrajectoryTurns:
         # moment. Actors wait for each other's turns anyway.
         self._changed = threading.Condition()
         self._memory: RowMemory | None = None
-        self._progress: Progress | None = None  # None until `begin`
+        self._progress: TurnProgress | None = None  # None until `begin`
         self._counts = {"inserted": 0, "taken": 0, "ignored": 0, "ahead": 0}
         self._begun = 0
 
@@ -122,7 +122,7 @@ class TrajectoryTurns:
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
+    ) -> ActorTurn:
         """Take in a turn; return which is next, and how to get there from elsewhere.
 
         A turn that was there before is ignored, one that is too far ahead for the
@@ -172,7 +172,7 @@ class TrajectoryTurns:
             return self._turn_of(now, actor, with_snapshot=False)
 
     @arguments.TURN
-    def turn(self, actor: str) -> Turn:
+    def turn(self, actor: str) -> ActorTurn:
         """Return the next turn of an actor, and the snapshot to go back to.
 
         Raises:
@@ -248,7 +248,7 @@ class TrajectoryTurns:
         for actor, snapshot in cut.snapshots.items():
             arguments.check_snapshot(actor, snapshot, self._most_bytes)
         with self._changed:
-            self._progress = Progress(self._order, cut, self._most_turns)
+            self._progress = TurnProgress(self._order, cut, self._most_turns)
             self._begun += 1
             self._changed.notify_all()
 
@@ -275,7 +275,7 @@ class TrajectoryTurns:
                 **checks,
             }
 
-    def _take_next(self, now: Progress) -> Taken:
+    def _take_next(self, now: TurnProgress) -> Taken:
         turns = self._order.turns_of_batch(now.batch)
         assert self._memory is not None, "a batch is there, so somebody made it"
         trajectories = self._memory.read(self._slots(turns.start, len(turns)))
@@ -300,9 +300,11 @@ class TrajectoryTurns:
         rows = self._order.rows_per_turn
         return np.arange(start * rows, (start + count) * rows)
 
-    def _turn_of(self, now: Progress, actor: str, *, with_snapshot: bool) -> Turn:
+    def _turn_of(
+        self, now: TurnProgress, actor: str, *, with_snapshot: bool
+    ) -> ActorTurn:
         number = now.next_of[actor]
-        return Turn(
+        return ActorTurn(
             number=number,
             version=self._order.version_of(actor, number),
             snapshot=now.snapshot_of(self._order, actor) if with_snapshot else None,
@@ -346,7 +348,7 @@ class TrajectoryTurns:
             f"variables, got {version}. Do what `turn` of the table says."
         )
 
-    def _check_oldest(self, now: Progress, oldest: int | None) -> None:
+    def _check_oldest(self, now: TurnProgress, oldest: int | None) -> None:
         version = self._order.version_of_batch(now.batch)
         if oldest is not None and oldest > version:
             raise ArgumentError(

@@ -14,7 +14,7 @@ class Held(NamedTuple):
     episodes: Sequence[float]
 
 
-class Progress:
+class TurnProgress:
     """Where batches and actors stand since the last `begin`.
 
     Attributes:

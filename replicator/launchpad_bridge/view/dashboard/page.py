@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
-from replicator.launchpad_bridge.view.drawing.layout import Layout
+from replicator.launchpad_bridge.view.drawing.layout import Drawing
 from replicator.launchpad_bridge.view.drawing.svg import svg_of
 from replicator.launchpad_bridge.view.watching.columns import (
     COLUMNS,
@@ -16,7 +16,7 @@ from replicator.launchpad_bridge.view.watching.columns import (
 )
 from replicator.launchpad_bridge.view.watching.samples import (
     EdgeSample,
-    Snapshot,
+    ProgramSample,
     WorkerSample,
 )
 
@@ -25,7 +25,7 @@ NOTE_LINES = 2
 """Lines below a worker's name: its state, and its calls."""
 
 
-def page_of(layout: Layout) -> bytes:
+def page_of(layout: Drawing) -> bytes:
     """Return the page of a program as HTML; names in it are text."""
     name = escape(layout.graph.program)
     columns = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
@@ -55,7 +55,7 @@ def asset(name: str) -> bytes:
     return resources.files(_FOLDER).joinpath(name).read_bytes()
 
 
-def event_of(snapshot: Snapshot, layout: Layout) -> dict[str, object]:
+def event_of(snapshot: ProgramSample, layout: Drawing) -> dict[str, object]:
     """Return an event of the page's feed: the sample, and the texts that show it."""
     return {
         **snapshot.to_dict(),
@@ -83,7 +83,7 @@ def _shown(worker: WorkerSample) -> dict[str, object]:
     }
 
 
-def _arrows(edges: Sequence[EdgeSample], layout: Layout) -> list[dict[str, object]]:
+def _arrows(edges: Sequence[EdgeSample], layout: Drawing) -> list[dict[str, object]]:
     """Return the traffic of each arrow, which may stand for many edges."""
     by_pair = {(edge.source, edge.target): edge for edge in edges}
     arrows = []

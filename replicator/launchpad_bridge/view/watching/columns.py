@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from replicator.launchpad_bridge.view.watching.samples import (
     MethodSample,
-    Snapshot,
+    ProgramSample,
     WorkerSample,
 )
 
@@ -71,7 +71,7 @@ def state_of(worker: WorkerSample) -> str:
     return worker.outcome if is_over else worker.state
 
 
-def about(snapshot: Snapshot) -> str:
+def about(snapshot: ProgramSample) -> str:
     """Return size, age and launcher of a program: `2 nodes, for 12 s, ...`."""
     count = len(snapshot.workers)
     nodes = f"{count} node" if count == 1 else f"{count} nodes"

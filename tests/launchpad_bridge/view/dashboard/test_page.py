@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 from replicator.launchpad_bridge.graph import graph_of
 from replicator.launchpad_bridge.view.dashboard.page import asset, event_of, page_of
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
-from replicator.launchpad_bridge.view.watching.samples import EdgeSample, Snapshot
+from replicator.launchpad_bridge.view.watching.samples import EdgeSample, ProgramSample
 from tests.launchpad_bridge.view.drawing.programs_to_draw import (
     HOSTILE,
     hostile,
@@ -68,7 +68,7 @@ def test_an_arrow_shows_the_traffic_of_all_edges_it_stands_for():
         )
         for i in range(6)
     ]
-    snapshot = Snapshot(
+    snapshot = ProgramSample(
         program="training",
         run_id="r",
         pid=1,
