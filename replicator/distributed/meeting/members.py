@@ -72,10 +72,10 @@ class Members:
     def arrive(self, hello: Hello, *, now_s: float, clock_s: float) -> "Members | str":
         """Return the members with one more process, or the error that refuses it.
 
-        >>> first = Members(num_processes=2, deadline_s=9, has_tls=False, hosts={0: "a"})
-        >>> hello = Hello(process_id=1, num_processes=2, host="b", patience_s=30,
+        >>> nobody = Members(num_processes=1, deadline_s=9, has_tls=False, hosts={})
+        >>> hello = Hello(process_id=0, num_processes=1, host="b", patience_s=30,
         ...               clock_s=0, has_tls=False)
-        >>> first.arrive(hello, now_s=0, clock_s=0).is_complete
+        >>> nobody.arrive(hello, now_s=0, clock_s=0).is_complete
         True
         """
         who = f"process {hello.process_id} (on {hello.host})"

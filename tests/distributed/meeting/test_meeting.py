@@ -357,14 +357,14 @@ def come(opened, server, address, count, *, sent=b"", host="127.0.0.1"):
         connection = socket.create_connection(address, source_address=(host, 0))
         opened.enter_context(connection).sendall(sent)
         server._accept()
-        server._read(server._visitors[-1])
-    return server._visitors[-count:]
+        server._read(server._connections[-1])
+    return server._connections[-count:]
 
 
 def test_processes_that_come_at_once_do_not_drop_each_other():
     with contextlib.ExitStack() as opened, a_server(200) as (server, address):
         come(opened, server, address, 199)
-        assert len(server._visitors) == 199
+        assert len(server._connections) == 199
 
 
 def test_a_flood_of_silence_does_not_drop_who_proves_itself():
@@ -373,7 +373,7 @@ def test_a_flood_of_silence_does_not_drop_who_proves_itself():
     with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
         [slow] = come(opened, server, address, 1, sent=hello)
         come(opened, server, address, 2 * meeting_server._MAX_UNIDENTIFIED)
-        assert slow in server._visitors
+        assert slow in server._connections
 
 
 def test_a_flood_from_one_host_does_not_drop_another_one():
@@ -383,7 +383,7 @@ def test_a_flood_from_one_host_does_not_drop_another_one():
     with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
         [slow] = come(opened, server, address, 1, sent=hello)
         come(opened, server, address, 2 * meeting_server._MAX_UNIDENTIFIED, **flood)
-        assert slow in server._visitors
+        assert slow in server._connections
 
 
 def test_who_proved_nothing_is_not_answered(pool, jax_service):
