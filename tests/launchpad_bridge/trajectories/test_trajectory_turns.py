@@ -139,7 +139,9 @@ def test_after_begin_without_a_cut_all_begins_anew(table):
 
 def test_a_table_that_was_not_told_where_the_learner_is_says_so():
     table = TrajectoryTurns(ACTORS, batch_size=6, rows_per_turn=2, lag=1)
-    with pytest.raises(TableRestartedError, match="must be told by `begin`"):
+    with pytest.raises(
+        TableRestartedError, match="`begin` must be called before `take`"
+    ):
         table.take(6, timeout_s=0)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         asking = pool.submit(table.turn, "actor/0")
@@ -282,5 +284,5 @@ def test_another_number_of_environments_is_named_with_the_table_s():
 
 
 def test_a_name_without_its_number_is_told_how_workers_are_called():
-    with pytest.raises(ArgumentError, match="called as the group, without a number"):
+    with pytest.raises(ArgumentError, match="has the group's name, without a number"):
         TurnsDriver().table.turn("actor")
