@@ -310,8 +310,8 @@ class TrajectoryTurns:
         if actor not in self._order.actors:
             raise ArgumentError(
                 f"`actor` must be one of {', '.join(self._order.actors)}, got "
-                f"{actor!r}. Give the table the names of all workers that act; one that "
-                "is alone in its group has the group's name, without a number."
+                f"{actor!r}. Give the table the names of all workers that act; one "
+                "alone in its group has the group's name, without a number."
             )
 
     def _check_turn(self, count: int, actor: str, version: int, number: int) -> None:

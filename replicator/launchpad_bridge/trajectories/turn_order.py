@@ -1,8 +1,8 @@
 """The order of turns: actor, batch and version of the variables of each. Pure.
 
 Turn t is of actor t mod A, in the order in which actors were given, and is that actor's
-turn number t div A. A turn has N trajectories, a batch B: turn t is in batch b, which is
-t·N div B. The learner takes batch b after b updates; its turns are acted with the
+turn number t div A. A turn has N trajectories, a batch B: turn t is in batch b, t·N div
+B. The learner takes batch b after b updates; its turns are acted with the
 variables of `lag` updates before.
 """
 
