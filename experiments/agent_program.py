@@ -22,7 +22,7 @@ from experiments.agent import Agent
 from experiments.returns import Learned, Returns
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import VectorEnvironment
-from replicator.launchpad_bridge.trajectories.table import Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
 
 class EpisodeQueue(lp.TrajectoryQueue):
@@ -42,7 +42,7 @@ class EpisodeQueue(lp.TrajectoryQueue):
         version: int,
         episodes: Sequence[float] = (),
         **of_actor: Any,
-    ) -> Turn:
+    ) -> ActorTurn:
         """Take in trajectories; see `TrajectoryQueue`."""
         turn = super().insert(
             trajectories, version=version, episodes=episodes, **of_actor

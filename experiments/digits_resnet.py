@@ -8,7 +8,6 @@ when it is run again; one that ended begins anew.
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +23,7 @@ from experiments import config_flags, digits, run_folder
 from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.resnet import TENSOR_PARALLEL, ResNet
+from replicator.base.host.json_lines import read_lines
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 
@@ -158,9 +158,8 @@ def _test(state: dict, batch: dict) -> dict:
 
 
 def _curve(path: Path) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
     name = "eval/accuracy"
-    return [(row["step"], row[name]) for row in rows if name in row]
+    return [(row["step"], row[name]) for row in read_lines(path) if name in row]
 
 
 def _draw(curve: list[tuple[int, float]], path: Path) -> None:

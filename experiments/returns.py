@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from replicator.base.host.json_lines import read_lines
 from replicator.checkpoint.disk import Disk
 
 NAME = "returns.jsonl"
@@ -58,9 +59,10 @@ class Returns:
         self._lock = threading.Lock()
         self.episodes: list[tuple[int, float]] = []
         if self._path is not None:
-            played = _read(self._path) if self._path.exists() else []
             self.episodes = [
-                each for each in played if updates is None or each[0] <= updates
+                (made, gained)
+                for made, gained in read_lines(self._path)
+                if updates is None or made <= updates
             ]
             Disk().replace_file(self._path, _lines(self.episodes).encode())
 
@@ -83,17 +85,6 @@ def average_of(episodes: Sequence[tuple[int, float]], last: int) -> float | None
     """Return the mean return of the last episodes; None if there are none."""
     gained = [each for _, each in episodes[-last:]]
     return float(np.mean(gained)) if gained else None
-
-
-def _read(path: Path) -> list[tuple[int, float]]:
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            updates, gained = json.loads(line)
-        except ValueError:  # killed while it was written
-            break
-        found.append((updates, gained))
-    return found
 
 
 def _lines(episodes: Iterable[tuple[int, float]]) -> str:

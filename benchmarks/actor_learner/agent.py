@@ -23,7 +23,7 @@ from replicator import hooks
 from replicator.base.types import PyTree
 from replicator.launchpad_bridge import acting
 from replicator.launchpad_bridge.learner.published import PublishedVariables
-from replicator.launchpad_bridge.trajectories.table import Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
 _CHUNK = 16
 _IN_FLIGHT = 2
@@ -124,7 +124,7 @@ class Taker:
         state = init_fn(jax.random.key(0))
         self._published.publish(0, {"params": state["params"]})
 
-    def insert(self, trajectories: PyTree, **of_actor: Any) -> Turn:
+    def insert(self, trajectories: PyTree, **of_actor: Any) -> ActorTurn:
         """Take in trajectories."""
         return self._queue.insert(trajectories, **of_actor)
 

@@ -7,8 +7,8 @@ import time
 
 from benchmarks.join_attack.group import FLOOD, Group, ask, flood
 from benchmarks.rpc_attack.attack import LONG_S, hold
-from replicator.distributed.meeting.meet import meet
-from replicator.distributed.meeting.roster import Hello
+from replicator.distributed.meeting.client import wait_for_all
+from replicator.distributed.meeting.members import Hello
 from replicator.distributed.meeting.server import BINDING
 from replicator.errors import AuthenticationError, DistributedError
 from replicator.rpc import Secret
@@ -53,7 +53,9 @@ def _without_a_secret(group: Group) -> None:
 def _with_another_runs(group: Group) -> None:
     group.start_0()
     try:
-        hosts = meet(group.cluster, bind_host=None, timeout_s=3.0, secret=group.others)
+        hosts = wait_for_all(
+            group.cluster, bind_host=None, timeout_s=3.0, secret=group.others
+        )
     except (DistributedError, AuthenticationError) as error:
         hold("its secret is another one" in str(error), f"another error: {error}")
     else:

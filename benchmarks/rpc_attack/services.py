@@ -21,7 +21,7 @@ from benchmarks.rpc_attack.attack import (
     within,
 )
 from benchmarks.rpc_attack.offered import BATCH, CALLS, ROWS
-from replicator.distributed.meeting.roster import Hello
+from replicator.distributed.meeting.members import Hello
 from replicator.errors import RpcError
 from replicator.rpc.client.client import Client
 from replicator.rpc.protocols import Connection, MessageKind

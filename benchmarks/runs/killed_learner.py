@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import replicator.launchpad_bridge as lp
 from benchmarks.runs.learner_program import BATCH, STEPS, UNROLL, Shape, build
+from replicator.base.host.json_lines import read_lines
 from replicator.base.types import PyTree
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import NodeFailedError, ReplicatorError, RunTimeoutError
@@ -191,17 +191,8 @@ def run(
         _keep(running, outcome)
     except (NodeFailedError, RunTimeoutError) as error:
         outcome.problem = f"{error}"
-    outcome.lines = read_lines(folder)
+    outcome.lines = read_lines(folder / "updates")
     return outcome
-
-
-def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """Return what the learner noted so far."""
-    path = folder / "updates"
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def _wait_moment(
@@ -213,7 +204,7 @@ def _wait_moment(
         time.sleep(max(0.0, begun_s + kill.after_s - time.monotonic()))
         return
     while not running.is_over and time.monotonic() < until_s:
-        steps = [line["step"] for line in read_lines(folder)]
+        steps = [line["step"] for line in read_lines(folder / "updates")]
         if max(steps, default=0) >= kill.update:
             time.sleep(kill.after_s)
             return
@@ -223,7 +214,7 @@ def _wait_moment(
 def _kill(pid: int, kill: Kill, folder: Path, table: Any, outcome: Outcome) -> None:
     """Kill a worker's process; before the first kill, look what there is to lose."""
     if outcome.killed_s is None:
-        if kill.victim == "queue" and read_lines(folder):
+        if kill.victim == "queue" and read_lines(folder / "updates"):
             outcome.held = table.dereference().statistics()["waiting"]
         saved = folder / "checkpoints"
         outcome.durable = max(list_steps(saved) if saved.is_dir() else [], default=0)

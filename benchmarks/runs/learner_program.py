@@ -6,8 +6,6 @@ their table is a node of its own or in the learner; the others have both as node
 """
 
 import dataclasses
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import optax
 
 import replicator
 import replicator.launchpad_bridge as lp
+from replicator.base.host.json_lines import append_line
 from replicator.base.types import Key, PyTree
 from replicator.hooks import Hook, MetricsEvent, StateEvent
 from replicator.launchpad_bridge.acting.environments import Step, first_step
@@ -181,9 +180,8 @@ class NoteUpdates(Hook):
             return
         attempt = lp.context.get_context().attempt
         line = {**fields, "attempt": attempt, "time_s": time.monotonic()}
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(file, (json.dumps(line) + "\n").encode())
-        os.close(file)
+        with open(self._path, "a+b", buffering=0) as file:
+            append_line(file, line)
 
 
 def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from replicator.cli.program_view import (
     HEADER,
     RIGHT,
-    rows_of,
-    told_above,
-    told_below,
-    told_end,
+    last_line,
+    line_above,
+    line_below,
+    lines_of,
 )
 from replicator.cli.tables import live_display, make_console, print_table, show_table
 from replicator.errors import ArgumentError, LaunchError
@@ -23,7 +23,7 @@ from replicator.launchpad_bridge.view.watching.found_runs import (
     run_in,
     running_programs,
 )
-from replicator.launchpad_bridge.view.watching.samples import Snapshot
+from replicator.launchpad_bridge.view.watching.samples import ProgramSample
 from replicator.launchpad_bridge.view.watching.watcher import Watcher
 
 SUMMARY = "Show a running program: its nodes, their states, calls and traffic"
@@ -123,51 +123,51 @@ def _list(runs: list[FoundRun]) -> None:
     print_table(("program", "run", "process", "nodes", "since", "folder"), rows)
 
 
-def _once(watcher: Watcher, interval_s: float) -> Snapshot:
+def _once(watcher: Watcher, interval_s: float) -> ProgramSample:
     """Look twice, so that there are rates."""
     watcher.sample()
     threading.Event().wait(interval_s)
     return watcher.sample()
 
 
-def _print(snapshot: Snapshot, link: str, *, as_json: bool) -> None:
+def _print(snapshot: ProgramSample, link: str, *, as_json: bool) -> None:
     if as_json:
         print(snapshot.to_json())
         return
     console = make_console()
     console.print(
-        told_above(snapshot) + link, soft_wrap=True, markup=False, highlight=False
+        line_above(snapshot) + link, soft_wrap=True, markup=False, highlight=False
     )
-    print_table(HEADER, rows_of(snapshot), right=RIGHT)
-    if below := told_below(snapshot):
+    print_table(HEADER, lines_of(snapshot), right=RIGHT)
+    if below := line_below(snapshot):
         console.print(below, markup=False, highlight=False)
 
 
-def _live(watcher: Watcher, interval_s: float, link: str) -> Snapshot:
+def _live(watcher: Watcher, interval_s: float, link: str) -> ProgramSample:
     """Show it until it ends."""
     snapshot = watcher.sample()
     try:
         with live_display() as live:
             while snapshot.phase != "ended":
-                # Not after the end: what servers said last stays to be read.
+                # Not after the end: the last numbers of the servers stay to be read.
                 show_table(
                     live,
                     HEADER,
-                    rows_of(snapshot, live.console.height - _LINES_AROUND),
-                    above=told_above(snapshot) + link,
-                    below=told_below(snapshot),
+                    lines_of(snapshot, live.console.height - _LINES_AROUND),
+                    above=line_above(snapshot) + link,
+                    below=line_below(snapshot),
                     right=RIGHT,
                 )
                 _wait(watcher, interval_s)
                 snapshot = watcher.sample()
     except KeyboardInterrupt:
         return snapshot
-    print(told_end(snapshot))
+    print(last_line(snapshot))
     return snapshot
 
 
 def _wait(watcher: Watcher, interval_s: float) -> None:
-    """Wait for the next look, or for the end of the program, which is told at once."""
+    """Wait for the next look, or for the end of the program, which is shown at once."""
     until_s = time.monotonic() + interval_s
     pause = threading.Event()
     while (left_s := until_s - time.monotonic()) > 0:

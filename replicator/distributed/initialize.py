@@ -24,11 +24,11 @@ from replicator.distributed.launchers.detection import detect
 from replicator.distributed.launchers.ray_train import with_ray_train
 from replicator.distributed.launchers.tpu_metadata import with_tpu_metadata
 from replicator.distributed.leaving import leave_at_once_after_an_exception
+from replicator.distributed.meeting.client import resolve, wait_for_all
 from replicator.distributed.meeting.coordinator_tls import (
     coordinator_tls,
     has_certificate,
 )
-from replicator.distributed.meeting.meet import meet, resolve
 from replicator.distributed.meeting.run_secret import find_secret
 from replicator.errors import ArgumentError, TooLateError, check_count, check_number
 
@@ -161,7 +161,7 @@ def _join(
     bind_host, _ = split_address(bind_address)
     secret = find_secret(bind_host, insecure=insecure, warns=cluster.process_id == 0)
     started_s = time.monotonic()
-    hosts = meet(
+    hosts = wait_for_all(
         cluster,
         bind_host=bind_host,
         timeout_s=timeout_s,

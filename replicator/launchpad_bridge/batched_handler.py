@@ -1,4 +1,4 @@
-"""`lp.batched_handler`: that of `rpc`, with Launchpad's arguments."""
+"""`lp.batched_handler`: `rpc.batched_handler` with Launchpad's arguments."""
 
 import datetime
 from collections.abc import Callable
@@ -23,14 +23,14 @@ def batched_handler(
     `courier_kwargs={"thread_pool_size": batch_size}`.
 
     Args:
-      batch_size: Calls in a full batch, which runs at once.
-      max_parallelism: Batches that run at the same time.
-      timeout: How long a batch waits for more calls: seconds, or a `timedelta`.
+      batch_size: Number of calls in a full batch, which runs at once.
+      max_parallelism: Number of batches that may run at the same time.
+      timeout: Longest wait of a batch for more calls: seconds, or a `timedelta`.
       pad_batch: Repeat the first call up to `batch_size`: one shape, one compilation.
       isolate_errors: When the function raises, call it again with each call alone.
 
     Returns:
-      What wraps a bound method, in a constructor, or decorates one, in a class.
+      A decorator of a method in a class, or wrapper of a bound one in a constructor.
 
     Raises:
       ArgumentError: A number is out of range.

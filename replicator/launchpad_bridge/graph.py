@@ -1,7 +1,7 @@
-"""What a program is as a graph: its workers, and the handles between them.
+"""Graph of a program: its workers, and the handles between them.
 
-`graph_of` reads a program that may be half written, so it refuses nothing: what cannot
-run is refused by `graph_check`.
+`graph_of` reads a program that may be half written, so it refuses nothing; a graph that
+cannot run is refused by `graph_check`.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from replicator.launchpad_bridge.nodes.node import Node
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Edge:
+class GraphEdge:
     """A handle among the arguments of a node.
 
     Attributes:
       source: The worker that holds it, and calls.
       target: The worker that it calls.
-      argument: Where it stands: "args[0]", "kwargs['learner']".
+      argument: Path of the handle: "args[0]", "kwargs['learner']".
     """
 
     source: str
@@ -36,9 +36,9 @@ class Vertex:
 
     Attributes:
       name: "label", or "label/index" where the group has several, or processes.
-      label: Of its group.
-      kind: The type of its node: "CourierNode".
-      text: What it runs: "Learner".
+      label: Label of its group.
+      kind: Type of its node: "CourierNode".
+      text: Function or class that it runs: "Learner".
     """
 
     name: str
@@ -49,7 +49,7 @@ class Vertex:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
-    """A program to look at.
+    """A program as workers and the handles between them.
 
     Attributes:
       program: Its name.
@@ -59,7 +59,7 @@ class Graph:
 
     program: str
     vertices: Sequence[Vertex]
-    edges: Sequence[Edge]
+    edges: Sequence[GraphEdge]
 
     def groups(self) -> dict[str, list[Vertex]]:
         """Return the workers by label."""
@@ -70,6 +70,7 @@ class Graph:
 
 
 class _Program(Protocol):
+    # `Program`, in whose file `graph_of` is imported.
     @property
     def name(self) -> str: ...
     @property
@@ -77,13 +78,20 @@ class _Program(Protocol):
 
 
 def graph_of(program: _Program) -> Graph:
-    """Return the graph of a program; handles of nodes elsewhere are left out."""
+    """Return the graph of a program; handles of nodes elsewhere are left out.
+
+    >>> program = lp.Program("training")
+    >>> learner = program.add_node(lp.CourierNode(Learner), label="learner")
+    >>> _ = program.add_node(lp.PyNode(print, learner), label="actor")
+    >>> [str(edge) for edge in graph_of(program).edges]
+    ['actor -> learner']
+    """
     workers = worker_names(program.groups)
     owners = {
         id(part): name for name, _, _, node in workers for part in with_inner(node)
     }
     edges = [
-        Edge(source=name, target=owners[id(handle.node)], argument=argument)
+        GraphEdge(source=name, target=owners[id(handle.node)], argument=argument)
         for name, _, _, node in workers
         for part in with_inner(node)
         if isinstance(part, Node)
@@ -95,13 +103,17 @@ def graph_of(program: _Program) -> Graph:
 
 
 def vertex_of(name: str, label: str, node: Any) -> Vertex:
-    """Return how a worker is shown."""
+    """Return a worker as a vertex of the graph."""
     text = str(getattr(node, "description", ""))
     return Vertex(name=name, label=label, kind=type(node).__name__, text=text)
 
 
 def worker_names(groups: Mapping[str, list[Any]]) -> list[tuple[str, str, int, Any]]:
-    """Return (name, label, index, node) of each worker: "label", or "label/index"."""
+    """Return (name, label, index, node) of each worker.
+
+    >>> [name for name, *_ in worker_names({"learner": ["a"], "actors": ["b", "c"]})]
+    ['learner', 'actors/0', 'actors/1']
+    """
     expanded = {
         label: [worker for node in nodes for worker in _workers(node)]
         for label, nodes in groups.items()
@@ -121,7 +133,7 @@ def _is_numbered(node: Any) -> bool:
 
 
 def _workers(node: Any) -> list[Any]:
-    """Return the nodes in whose workers a node runs: most have one of their own."""
+    """Return the nodes that have a worker each in place of this one: mostly itself."""
     return node.inner_nodes if getattr(node, "is_expanded", False) else [node]
 
 

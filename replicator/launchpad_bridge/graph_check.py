@@ -1,18 +1,23 @@
-"""Refuse a graph that cannot run, before anything of it does; name its edges.
+"""Refuse a graph that cannot run, before anything of it runs; return its edges.
 
 labels        fit for the names of workers and of their log files
-nodes         each stands in one place of one program
+nodes         each is in one place of one program
 handles       each is of a node of this program
-constructors  no circle of nodes each of which is an argument of the next
+constructors  no circle of nodes, each an argument of the next
 """
 
 import graphlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicator.errors import ProgramError
-from replicator.launchpad_bridge.graph import Edge, with_inner, worker_names
+from replicator.launchpad_bridge.graph import (
+    GraphEdge,
+    graph_of,
+    with_inner,
+    worker_names,
+)
 from replicator.launchpad_bridge.handles import Handle, NoHandle
 from replicator.launchpad_bridge.nodes.jax_processes import JaxProcesses
 from replicator.launchpad_bridge.nodes.node import Node
@@ -24,11 +29,11 @@ from replicator.launchpad_bridge.program import Program
 _LABEL = re.compile(r"\w[\w .:+=@,()-]{0,99}")
 
 
-def check_graph(program: Program) -> list[Edge]:
+def check_graph(program: Program) -> Sequence[GraphEdge]:
     """Return the edges of a program that can run.
 
     Raises:
-      ProgramError: It cannot; says why, with the nodes' names.
+      ProgramError: It cannot run; the message names the nodes.
     """
     if not program.get_all_nodes():
         raise ProgramError(
@@ -44,16 +49,8 @@ def check_graph(program: Program) -> list[Edge]:
             _check_alone(program, node)
     workers = worker_names(program.groups)
     owners = _owners(program, workers)
-    links = list(_links(program, workers, owners))
-    _check_cycles(links, owners)
-    return [
-        Edge(
-            source=owners[id(link.source)],
-            target=owners[id(link.target)],
-            argument=link.argument,
-        )
-        for link in links
-    ]
+    _check_cycles(_links(program, workers, owners), owners)
+    return graph_of(program).edges
 
 
 def _check_label(label: str) -> None:
@@ -104,7 +101,6 @@ class _Link(NamedTuple):
 
     source: Node[Any]
     target: Any
-    argument: str
 
 
 def _links(
@@ -117,12 +113,12 @@ def _links(
             if not isinstance(part, Node):
                 continue
             for path, handle in _inputs(part, name):
-                # Nobody calls the one, and the other is of the user's own making.
+                # `NoHandle` has no methods; one without a node is the user's own class.
                 if isinstance(handle, NoHandle) or handle.node is None:
                     continue
                 if id(handle.node) not in owners:
                     raise ProgramError(_foreign(program, name, path, handle.node))
-                yield _Link(part, handle.node, path)
+                yield _Link(part, handle.node)
 
 
 def _inputs(node: Node[Any], name: str) -> list[tuple[str, Handle[Any]]]:
@@ -151,7 +147,7 @@ def _foreign(program: Program, name: str, path: str, target: Any) -> str:
 
 
 def _check_cycles(links: Iterable[_Link], owners: Mapping[int, str]) -> None:
-    """Refuse circles in which no node was given its handles by `configure`."""
+    """Raise if nodes form a circle, and none was given its handles by `configure`."""
     after: dict[int, list[int]] = {}
     nodes: dict[int, Any] = {}
     for link in links:

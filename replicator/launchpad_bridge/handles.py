@@ -3,8 +3,8 @@
     producer = program.add_node(lp.CourierNode(Producer), label="producer")
     program.add_node(lp.CourierNode(Consumer, producer), label="consumer")
 
-`producer` is a handle. It stands among the arguments of another node, and that is an
-edge; where the node starts, it is dereferenced: `Consumer` is given a client.
+`producer` is a handle. As an argument of another node it is an edge; when that node
+starts it is dereferenced: `Consumer` is given a client.
 """
 
 import abc
@@ -12,18 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from replicator.base.types import PyTree
-from replicator.launchpad_bridge.running.nested import leaves_with_paths, map_leaves
+from replicator.launchpad_bridge.running.containers import leaves_with_paths, map_leaves
 
 Client = TypeVar("Client")
 Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 class Dereferenceable(abc.ABC, Generic[Client]):
-    """What becomes something else where a node starts: a handle, a `Deferred`."""
+    """An argument that is replaced when its node starts: a handle, a `Deferred`."""
 
     @abc.abstractmethod
     def dereference(self) -> Client:
-        """Return what it stands for."""
+        """Return the object that replaces it."""
 
 
 class Handle(Dereferenceable[Client], Generic[Client]):
@@ -36,11 +36,11 @@ class Handle(Dereferenceable[Client], Generic[Client]):
     node: Any = None
 
     def connect(self, node: Any, label: str) -> None:
-        """Learn, at launch and before addresses are known, who will use this.
+        """Note the user of this handle; called at launch, before addresses are known.
 
         Args:
-          node: The one that this handle is an argument of.
-          label: Of its group.
+          node: Node that has this handle as an argument.
+          label: Label of its group.
         """
 
     def transform(self, executables: Sequence[Any]) -> Sequence[Any]:
@@ -48,15 +48,15 @@ class Handle(Dereferenceable[Client], Generic[Client]):
         return executables
 
     def __getstate__(self) -> dict[str, Any]:
-        # A handle travels in recipes; the node it is of does not.
+        # A handle travels in recipes; its node does not.
         return {key: value for key, value in vars(self).items() if key != "node"}
 
 
 class NoHandle(Handle[None]):
-    """The handle of a node that offers nothing to others."""
+    """Handle of a node that has no methods for others."""
 
     def dereference(self) -> None:
-        """Refuse."""
+        """Raise: there is no client."""
         raise NotImplementedError(
             "The handle of a PyNode cannot be dereferenced: it offers no methods. "
             "Use a CourierNode where others are to call it."
@@ -64,21 +64,25 @@ class NoHandle(Handle[None]):
 
 
 class Composite(Dereferenceable[Client], Generic[Client]):
-    """What holds other handles in arguments of its own, as `Deferred` does."""
+    """An argument with arguments of its own that may hold handles, as `Deferred`."""
 
     @property
     @abc.abstractmethod
     def arguments(self) -> "Arguments":
-        """Return what may hold handles."""
+        """Return the arguments that may hold handles."""
 
 
 def maybe_dereference(obj: Any) -> Any:
-    """Return what `obj` stands for, if it is a handle or a `Deferred`; else itself."""
+    """Return the object that replaces a handle or a `Deferred`; all else unchanged."""
     return obj.dereference() if isinstance(obj, Dereferenceable) else obj
 
 
 def dereferenced(structure: PyTree) -> PyTree:
-    """Return a structure in which clients stand for the handles."""
+    """Return a structure with clients in place of the handles.
+
+    >>> dereferenced({"args": [1, lp.Deferred(sum, [1, 2])]})
+    {'args': [1, 3]}
+    """
     return map_leaves(maybe_dereference, structure)
 
 
@@ -88,9 +92,9 @@ def handles_in(
     """Yield the handles among arguments with their paths, those in `Deferred` too.
 
     Args:
-      arguments: Of a node.
-      path: What comes before "args[0]".
-      seen: What was looked into already, by identity.
+      arguments: Arguments of a node.
+      path: Prefix of the paths, before "args[0]".
+      seen: Identities of `Composite`s that were searched already.
     """
     seen = set() if seen is None else seen
     args, kwargs = arguments

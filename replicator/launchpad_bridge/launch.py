@@ -1,4 +1,4 @@
-"""`launch`: from a program to a run, by whichever launcher."""
+"""`launch`: start a program under a launcher."""
 
 import logging
 import sys
@@ -64,20 +64,19 @@ def launch(
       programs: The program. Of several only the first is launched, as in Launchpad.
       launch_type: "threads" (the default), "processes", "test", "ray"; Launchpad's
         names for these; or a launcher.
-      xm_resources: Of Google's cluster manager; not used.
-      local_resources: What groups need, by label: `PythonProcess` or `Resources`.
-        Labels of other programs are passed over.
-      test_case: A `unittest.TestCase`, at whose end the run is stopped and a failure
-        raised.
-      terminal: How "processes" shows the output of nodes.
+      xm_resources: Option of Google's cluster manager; not used.
+      local_resources: Needs of groups, by label: `PythonProcess` or `Resources`.
+        Labels of other programs are ignored.
+      test_case: A `unittest.TestCase`; its cleanup stops the run and raises a failure.
+      terminal: Terminal in which "processes" shows the output of nodes.
       serialize_py_nodes: Whether to check, in one process, that the nodes could run in
         others; tests do by default.
-      controller_xm_requirements: Of Google's cluster manager; not used.
-      resources: What groups need, by label, in place of what the program says.
-      log_dir: Where the output of nodes is kept. By default a temporary folder, which
-        is removed if the run ends well; where a node failed it stays, and the failure
-        names it; so it does if the output was shown nowhere else.
-      stop_grace_s: How long nodes may take to stop before they are killed.
+      controller_xm_requirements: Option of Google's cluster manager; not used.
+      resources: Needs of groups, by label, in place of those in the program.
+      log_dir: Folder for the output of nodes. By default a temporary one, which is
+        removed if the run ends well; it stays if a node failed, which the failure
+        names, or if the output was shown nowhere else.
+      stop_grace_s: Seconds that nodes may take to stop before they are killed.
       dashboard: Whether to serve a page on this host that shows the program, with its
         traffic, while it runs; its link is printed.
 
@@ -120,9 +119,9 @@ def launch(
 
 
 def _run_alone(colocation: MultiProcessingColocation) -> list[PyTree]:
-    """Run a colocation outside of a program; a node that does stops it with itself."""
+    """Run a colocation outside of a program; it stops with the node that runs it."""
     program = Program("colocation")
-    # Not `add_node`, by which it would belong to this program: it may run again.
+    # Not `add_node`, which would bind it to this program: it may run again.
     program.groups["node"] = [colocation]
     stop_event = (node_context.of_thread() or node_context.loose_context()).stop_event
     with launch(program, LaunchType.LOCAL_MULTI_PROCESSING) as run:
@@ -148,7 +147,7 @@ def _started(
     test_frame: FrameType | None,
     has_dashboard: bool,
 ) -> Run:
-    """Plan a run in a folder of its own, and start it; or leave nothing of it."""
+    """Plan a run in a folder of its own and start it; remove all if that fails."""
     folder = RunFolder()
     try:
         plan = make_plan(
@@ -165,7 +164,7 @@ def _started(
         folder.close()
         raise
     addresses = all_addresses(program)
-    # Else the logs are the only place of what nodes printed.
+    # Otherwise the logs are the only copy of the nodes' output.
     is_shown = getattr(launcher, "shows_output", False)
 
     def close(is_well: bool) -> None:
@@ -179,7 +178,7 @@ def _started(
         close=close,
         test_frame=test_frame,
     )
-    program.runs_as(run)
+    program.set_run(lambda: run.is_over)
     run.start()
     for address in addresses:
         address.builder.look_up_in(run.made_by_launcher)
@@ -208,7 +207,7 @@ def _launcher(
     terminal: str | None,
     serialize_py_nodes: bool | None,
 ) -> tuple[Launcher, LaunchType | None]:
-    """Return a launcher, and upstream's name for how it launches."""
+    """Return a launcher, and Launchpad's launch type for it."""
     if launch_type is None:
         launch_type = LaunchType.LOCAL_MULTI_THREADING
     if not isinstance(launch_type, str | LaunchType):
@@ -243,7 +242,7 @@ def _check_idle(program: Program) -> None:
 
 
 def _logs(folder: RunFolder, log_dir: str | Path | None) -> Path:
-    """Return where logs go; a folder of the user's is made by who writes to it."""
+    """Return the folder of logs; a user's folder is made when it is first written."""
     return checked_path("log_dir", log_dir) or folder.logs_path
 
 
@@ -268,7 +267,7 @@ def _ray() -> Launcher:
 
 
 def _dashboard(folder: RunFolder) -> "Dashboard":
-    # Else each node of a program would import it.
+    # Imported here: each node of a program would import it otherwise.
     from replicator.launchpad_bridge.view.dashboard.serving import Dashboard
 
     page = Dashboard(folder.path)

@@ -1,4 +1,4 @@
-"""Upstream's names for where a program runs, and ours for the same."""
+"""Launchpad's launch types, and our names for them."""
 
 import enum
 
@@ -38,10 +38,13 @@ _TESTS = {LaunchType.TEST_MULTI_THREADING, LaunchType.TEST_MULTI_PROCESSING}
 
 
 def launch_type_of(launch_type: LaunchType | str) -> LaunchType:
-    """Return the launch type of that name, ours or upstream's.
+    """Return the launch type of that name, ours or Launchpad's.
 
     Raises:
       ArgumentError: There is none.
+
+    >>> launch_type_of("threads") is launch_type_of("local_mt")
+    True
     """
     try:
         return LaunchType(launch_type)
@@ -58,6 +61,9 @@ def launcher_name(launch_type: LaunchType) -> str:
 
     Raises:
       ArgumentError: There is none for it here.
+
+    >>> launcher_name(LaunchType.LOCAL_MULTI_PROCESSING)
+    'processes'
     """
     if launch_type not in _OUR_NAMES:
         raise ArgumentError(
@@ -68,15 +74,27 @@ def launcher_name(launch_type: LaunchType) -> str:
 
 
 def is_test(launch_type: LaunchType) -> bool:
-    """Return whether a failure is to be raised in a test."""
+    """Return whether a failure is raised in the test that launched the program.
+
+    >>> is_test(LaunchType.TEST_MULTI_THREADING)
+    True
+    """
     return launch_type in _TESTS
 
 
 def is_local_launch(launch_type: LaunchType | str) -> bool:
-    """Return whether it runs on this host, and is no test."""
+    """Return whether it runs on this host, and is not a test.
+
+    >>> is_local_launch("threads"), is_local_launch("test"), is_local_launch("ray")
+    (True, False, False)
+    """
     return launch_type_of(launch_type) in _LOCAL
 
 
 def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
-    """Return whether it runs on this host."""
+    """Return whether it runs on this host.
+
+    >>> is_local_launch_or_test("test"), is_local_launch_or_test("ray")
+    (True, False)
+    """
     return launch_type_of(launch_type) in _LOCAL | _TESTS

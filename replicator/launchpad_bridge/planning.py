@@ -1,4 +1,4 @@
-"""A checked program becomes a plan: workers, their addresses, what each runs."""
+"""Make the plan of a program: its workers, their addresses and functions."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
-    Edge,
+    GraphEdge,
     vertex_of,
     with_inner,
     worker_names,
@@ -30,7 +30,7 @@ from replicator.launchpad_bridge.running.python_process import resources_of
 from replicator.rpc.codec.message_limits import MessageLimits
 
 DESCRIPTION = "program.json"
-"""In the run's folder: what the program is, for tools that look at it."""
+"""File in the run's folder that describes the program, for tools."""
 _THREADS = (LaunchType.LOCAL_MULTI_THREADING, LaunchType.TEST_MULTI_THREADING)
 
 
@@ -43,15 +43,15 @@ def make_plan(
     launch_type: LaunchType | str,
     resources: Mapping[str, Any],
 ) -> Plan:
-    """Check a program, bind its addresses, and say what each worker runs.
+    """Check a program, bind its addresses, and plan each worker.
 
     Args:
-      program: What to run.
-      run_id: Unlike that of any other run.
-      folder: Of the run.
-      logs: Where the output of workers will be kept.
-      launch_type: How it is launched, for nodes that ask.
-      resources: What groups need, by label; in place of what the program says.
+      program: Program to run.
+      run_id: Unique id of the run.
+      folder: Private folder of the run.
+      logs: Folder for the output of workers.
+      launch_type: Launch type, for nodes that read it.
+      resources: Needs of groups, by label, in place of those in the program.
 
     Raises:
       ProgramError: The program cannot run.
@@ -119,9 +119,10 @@ def _wanted(
             f"`resources` must name groups of {program.name!r} "
             f"({', '.join(program.groups)}), got {', '.join(unknown)}. Use these."
         )
-    said = {label: program.settings(label).resources for label in program.groups}
     return {
-        label: resources_of(label, resources.get(label, said[label]))
+        label: resources_of(
+            label, resources.get(label, program.settings(label).resources)
+        )
         for label in program.groups
     }
 
@@ -129,7 +130,7 @@ def _wanted(
 def _prepare(
     node: Any, label: str, launch_type: LaunchType | str, resources: Resources
 ) -> None:
-    """Let a node, and those inside of it, know how it is launched."""
+    """Give a node, and those inside of it, their launch type and resources."""
     for part in with_inner(node):
         if isinstance(part, Node):
             part._initialize_context(launch_type, resources)
@@ -167,9 +168,9 @@ def _bind(
 
 
 def _targets(
-    edges: Sequence[Edge], addresses: Mapping[str, Sequence[str]]
+    edges: Sequence[GraphEdge], addresses: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Target]]:
-    """Return whom each worker calls, by address."""
+    """Return the workers that each worker calls, by address."""
     reached = _reached(edges)
     targets: dict[str, dict[str, Target]] = {}
     for edge in edges:
@@ -180,8 +181,8 @@ def _targets(
     return targets
 
 
-def _reached(edges: Iterable[Edge]) -> dict[str, set[str]]:
-    """Return for each worker all that it has a handle of, by whatever way."""
+def _reached(edges: Iterable[GraphEdge]) -> dict[str, set[str]]:
+    """Return all workers that each worker has a handle of, directly or not."""
     after: dict[str, set[str]] = {}
     for edge in edges:
         after.setdefault(edge.source, set()).add(edge.target)
@@ -214,7 +215,7 @@ def _executable(
     own_process = colocation is not None or is_member
     retries = 0 if colocation is None else colocation.num_retries_on_failure
     if retries:
-        # As often as said, however long each ran.
+        # Exactly so many, however long each ran.
         restart = Restart(attempts=retries, progress_s=math.inf, backoff_s=0.1)
     run = NodeRun(
         node=node,
@@ -260,17 +261,14 @@ def _function(node: Any, label: str) -> Any:
     return functions[0]
 
 
-def _describe(plan: Plan, edges: Iterable[Edge]) -> None:
+def _describe(plan: Plan, edges: Iterable[GraphEdge]) -> None:
     described = {
         "program": plan.program,
         "run_id": plan.run_id,
         "pid": os.getpid(),
         "logs": str(plan.logs),
         "workers": [_described(executable) for executable in plan.executables],
-        "edges": [
-            {"source": edge.source, "target": edge.target, "argument": edge.argument}
-            for edge in edges
-        ],
+        "edges": [dataclasses.asdict(edge) for edge in edges],
     }
     (plan.folder / DESCRIPTION).write_text(json.dumps(described, indent=1))
 

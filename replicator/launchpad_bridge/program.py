@@ -14,8 +14,8 @@ they came. A handle among the arguments of a node is an edge.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.graph import graph_of
@@ -27,24 +27,15 @@ from replicator.launchpad_bridge.view.drawing.svg import svg_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSettings:
-    """What was said of a group.
+    """Settings of a group.
 
     Attributes:
-      resources: What each of its workers needs; None if nothing was said.
-      restart: Whether a failed one is started again; None if nothing was said.
+      resources: Needs of each of its workers; None if they were not set.
+      restart: Restarts of a worker that fails; None if they were not set.
     """
 
     resources: Resources | None = None
     restart: Restart | None = None
-
-
-class Running(Protocol):
-    """What a program knows of its run."""
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether it has ended."""
-        ...
 
 
 class Program:
@@ -54,25 +45,26 @@ class Program:
         """Begin with no nodes.
 
         Args:
-          name: Of the program, in logs and errors.
-          trusted_memory: Whether nodes of one host use all arrays of calls where they
-            lie in memory that the sender can still write: `MessageLimits`.
+          name: Name of the program, in logs and errors.
+          trusted_memory: Whether nodes of one host use arrays of calls in memory that
+            the sender can still write: see `MessageLimits`.
         """
         self.trusted_memory = trusted_memory
         self._name = name
         self._groups: dict[str, list[Any]] = {}
         self._settings: dict[str, GroupSettings] = {}
         self._current_group: str | None = None
-        self._run: Running | None = None
+        # Returns whether its run has ended; true of a program that was never launched.
+        self._is_idle: Callable[[], bool] = lambda: True
 
     @property
     def name(self) -> str:
-        """Return its name."""
+        """Return the program's name."""
         return self._name
 
     @property
     def groups(self) -> dict[str, list[Any]]:
-        """Return the nodes by label, in the order they were added."""
+        """Return the nodes by label, in the order in which they were added."""
         return self._groups
 
     @property
@@ -80,18 +72,18 @@ class Program:
         """Return the label of the group that is open.
 
         Raises:
-          ProgramError: None is.
+          ProgramError: No group is open.
         """
         if self._current_group is None:
             raise ProgramError(
-                "`current_group` must be asked for inside of `with program.group(...)`."
+                "`current_group` must be read inside of `with program.group(...)`."
             )
         return self._current_group
 
     @property
     def is_running(self) -> bool:
         """Return whether it was launched, and has not ended."""
-        return self._run is not None and not self._run.is_over
+        return not self._is_idle()
 
     def to_svg(self) -> str:
         """Return a picture: workers in the boxes of their groups, handles as arrows.
@@ -106,24 +98,31 @@ class Program:
         """Return the picture as Mermaid text, for READMEs and notes."""
         return mermaid_of(graph_of(self))
 
-    def runs_as(self, run: Running) -> None:
-        """Know its run; `launch` tells."""
-        self._run = run
+    def set_run(self, is_over: Callable[[], bool]) -> None:
+        """Note that `launch` starts a run, which goes on until `is_over()`."""
+        self._is_idle = is_over
 
     def get_all_nodes(self) -> list[Any]:
         """Return the nodes of all groups."""
         return list(itertools.chain.from_iterable(self._groups.values()))
 
     def settings(self, label: str) -> GroupSettings:
-        """Return what was said of a group."""
+        """Return the settings of a group.
+
+        >>> program = Program("training")
+        >>> with program.group("actors", resources=Resources(cpus=1)):
+        ...     pass
+        >>> program.settings("actors").resources.cpus
+        1
+        """
         return self._settings.get(label, GroupSettings())
 
     def add_node(self, node: Any, label: str | None = None) -> Any:
         """Add a node; return its handle.
 
         Args:
-          node: What to run: anything with `create_handle()`.
-          label: Of its group. Leave it out inside of `with program.group(...)`.
+          node: Node to run: anything with `create_handle()`.
+          label: Label of its group. Leave it out inside of `with program.group(...)`.
 
         Returns:
           The handle, to be passed to other nodes.
@@ -157,33 +156,39 @@ class Program:
         """Add the nodes of the block to one group; a group may be opened again.
 
         Args:
-          label: Of the group.
-          resources: What each of its workers needs.
-          restart: Whether a failed one is started again; by default it is not.
+          label: Label of the group.
+          resources: Needs of each of its workers.
+          restart: Restarts of a worker that fails; none by default.
 
         Raises:
-          ProgramError: There is no label, another group is open, or something else was
-            said of this group before.
+          ProgramError: There is no label, another group is open, or this group was
+            given another value before.
+
+        >>> program = Program("training")
+        >>> with program.group("actors", restart=Restart(attempts=3)):
+        ...     handle = program.add_node(lp.PyNode(print))
+        >>> list(program.groups)
+        ['actors']
         """
         if not label:
             raise ProgramError(_NO_LABEL)
         if self._current_group is not None:
             raise ProgramError("group() cannot be nested.")
-        self._say(label, resources=resources, restart=restart)
+        self._set(label, resources=resources, restart=restart)
         self._current_group = label
         try:
             yield
         finally:
             self._current_group = None
 
-    def _say(self, label: str, **said: Resources | Restart | None) -> None:
+    def _set(self, label: str, **settings: Resources | Restart | None) -> None:
         known = self.settings(label)
-        changes: dict[str, Any] = {k: v for k, v in said.items() if v is not None}
-        for what, value in changes.items():
-            before = getattr(known, what)
+        changes: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
+        for name, value in changes.items():
+            before = getattr(known, name)
             if before is not None and before != value:
                 raise ProgramError(
-                    f"`{what}` of group {label!r} must be said once, got {value} after "
+                    f"`{name}` of group {label!r} must be set once, got {value} after "
                     f"{before}. Leave it out when you open the group again."
                 )
         self._settings[label] = dataclasses.replace(known, **changes)
@@ -196,8 +201,8 @@ def make_program(*nodes: Any, name: str = "launchpad") -> Program:
     """Return a program of nodes, each in a group of its own: "node0", "node1", ...
 
     Args:
-      *nodes: What to run.
-      name: Of the program.
+      *nodes: Nodes to run.
+      name: Name of the program.
 
     >>> with lp.launch(lp.make_program(lp.PyNode(print, "hello"))) as run:
     ...     run.wait()

@@ -1,16 +1,16 @@
-"""Recipes: what a worker in another process is to run, as bytes.
+"""Recipes: executables of workers in other processes, as bytes.
 
 They are pickled by value with cloudpickle, so that functions and classes of a script,
 lambdas and closures come along; and they travel only from a launcher to a worker of its
 own, through a file or a pipe that it made: nothing that arrives on a socket is ever
-loaded here. What does not pickle is named: the node, the argument, three ways out.
+loaded here. If one does not pickle, the error names the node, the argument and three
+ways out.
 
-A worker does not run the script. What comes along of its definitions is put into the
-worker's own `__main__`, where `pickle` looks for it; and what a node starts by spawning
-finds it in a file beside the recipe, which stands where the script would. What the
-script's top level has registered for `rpc` is registered there again. So is a class
-that bears its full name, module and all: not its module has registered it, but somebody
-else (`compat.own_classes`).
+A worker does not run the script. Definitions of the script that come along are put into
+the worker's own `__main__`, where `pickle` looks for them; a process that a node spawns
+finds them in a file beside the recipe, in place of the script. Classes that the
+script's top level registered for `rpc` are registered there again. So is a class under
+its full name, module included, which `compat.own_classes` registered.
 """
 
 import functools
@@ -28,7 +28,7 @@ from replicator.errors import LaunchError
 from replicator.launchpad_bridge.handles import Composite
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.protocols import Executable
-from replicator.launchpad_bridge.running.nested import children
+from replicator.launchpad_bridge.running.containers import children
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 
 _SCRIPTS = ("__main__", "__mp_main__")  # the second in what was spawned
@@ -39,7 +39,7 @@ def __getattr__(name):
     return find_definition({path!r}, name)
 """
 LRU_CACHE = type(functools.lru_cache(print))
-_NAMED = (type, types.FunctionType, LRU_CACHE)  # what `pickle` looks for by name
+_NAMED = (type, types.FunctionType, LRU_CACHE)  # pickled by name
 
 
 def pack(executable: Executable) -> bytes:
@@ -78,20 +78,20 @@ def find_definition(recipe: str, name: str) -> Any:
     """Return what the script of a program defines, in a process that a node started.
 
     Args:
-      recipe: The node's.
-      name: What is looked for in `__main__`.
+      recipe: Path of the node's recipe.
+      name: Name looked up in `__main__`.
 
     Raises:
-      AttributeError: It is not there.
+      AttributeError: The script does not define it.
     """
     main = sys.modules["__main__"]
-    vars(main).pop("__getattr__", None)  # which called this: from now on all is there
+    vars(main).pop("__getattr__", None)  # its caller: `unpack` defines all names
     unpack(Path(recipe))
     return getattr(main, name)
 
 
 def _in_place_of_script(recipe: Path) -> Path:
-    """Return a file that a spawned process runs as it would run the script."""
+    """Return a file that a spawned process runs in place of the script."""
     path = recipe.with_name(f"{recipe.name}.py")
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(_IN_PLACE_OF_SCRIPT.format(path=str(recipe)))
@@ -99,7 +99,11 @@ def _in_place_of_script(recipe: Path) -> Path:
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as bytes, for a process of the same program."""
+    """Return a value as bytes, for a process of the same program.
+
+    >>> loads(dumps(lambda x: x + 1))(2)
+    3
+    """
     file = io.BytesIO()
     _Pickler(file).dump(value)
     return file.getvalue()
@@ -111,7 +115,11 @@ def loads(data: bytes) -> Any:
 
 
 def is_picklable(value: Any) -> bool:
-    """Return whether a value can be part of a recipe."""
+    """Return whether a value can be part of a recipe.
+
+    >>> is_picklable(lambda: 1), is_picklable(sys._getframe())
+    (True, False)
+    """
     try:
         dumps(value)
     except Exception:
@@ -129,17 +137,17 @@ def _registered_classes() -> list[tuple[str, type]]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles cached functions as well: what they remember stays behind.
+    """Pickles cached functions as well, without their caches.
 
     Attributes:
-      defined: What of the script's top level has come along, by name.
+      defined: Definitions of the script's top level that have come along, by name.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.defined: dict[str, Any] = {}
         script = sys.modules["__main__"]
-        if script.__name__ in _SCRIPTS[1:]:  # nobody else can import it
+        if script.__name__ in _SCRIPTS[1:]:  # no other process can import it
             cloudpickle.register_pickle_by_value(script)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -153,7 +161,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def reduce_cached(function: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return what makes a cached function again, without what it remembers."""
+    """Return the pickle reduction of a cached function, without its cache."""
     return _cached, (function.__wrapped__, function.cache_parameters())
 
 
@@ -180,7 +188,7 @@ def _unpicklable(executable: Executable, error: Exception) -> str:
 
 
 def _culprit(node: Any, error: Exception) -> tuple[str, Any]:
-    """Return the smallest part of a node that does not pickle, and how to call it."""
+    """Return the path and value of a node's smallest part that does not pickle."""
     for path, part in _parts(node):
         if not is_picklable(part):
             return _smallest(path, part)

@@ -1,11 +1,11 @@
-"""`Run`: a program that runs, for those who wait for it, stop it, or ask how it is.
+"""`Run`: a running program, to wait for, stop and inspect.
 
     launcher's workers ── Exited, StopAsked ──> queue ──> driver thread ──> supervisor
     stop(), signals ─────── StopAsked ────────────^           │                decides
                                                               └── start, stop, kill
 
-It may be waited for from any thread. A failure that nobody waited for ends the script
-with a status that is not 0 (`exit_status`); a signal stops the run (`interrupts`).
+Any thread may wait for it. A failure that no wait has raised ends the script with a
+status that is not 0 (`exit_status`); a signal stops the run (`interrupts`).
 """
 
 import signal
@@ -33,7 +33,7 @@ from replicator.launchpad_bridge.running.stopping import call_process_handlers
 from replicator.launchpad_bridge.view.watching.journal import RunJournal
 
 _TEST_PATIENCE_S = 1.0
-"""A test that comes to wait for its run within this time is told there."""
+"""A test that waits for its run within this time gets the failure there."""
 
 
 @final
@@ -59,20 +59,20 @@ class Run:
         """Make ready; `start` starts it.
 
         Args:
-          plan: What to run.
-          launcher: Where.
-          patience: How long to wait for what.
-          close: Called once the run is over, in the driver's thread, with whether all
+          plan: Workers to run.
+          launcher: Launcher that starts them.
+          patience: Timeouts of the supervisor.
+          close: Called once the run is over, in the driver's thread, with True if all
             ended well.
-          test_frame: Of the test in the main thread in which a failure is raised.
+          test_frame: Frame of the test in the main thread in which a failure is raised.
         """
         self._plan = plan
         self._close = close
         self._test_frame = test_frame
         self._in_test: threading.Timer | None = None
         self._is_seen = False
-        # Guards nothing: what is waited for is set first, then this is notified. A
-        # signal handler may run inside it, and only puts into the driver's queue.
+        # Guards nothing: conditions become true first, then this is notified. A signal
+        # handler may run inside it, and only puts into the driver's queue.
         self._changed = threading.Condition()
         # Set once, by the driver's thread; `start` sets the first if that did not open.
         self._over = threading.Event()
@@ -87,7 +87,7 @@ class Run:
         Raises:
           LaunchError: The launcher cannot be opened; nothing is left of the run.
         """
-        # Before a worker runs: no exit, no signal may come to a run that nobody knows.
+        # Before a worker runs: exits and signals must find the run.
         exit_status.keep_alive(self)
         interrupts.watch()
         # A signal that comes while this waits leaves a run that stops by itself.
@@ -105,12 +105,12 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """Return what tells this run from others."""
+        """Return the unique id of this run."""
         return self._plan.run_id
 
     @property
     def plan(self) -> Plan:
-        """Return what runs, and where its folder and its logs are."""
+        """Return the plan: its workers, its folder and its logs."""
         return self._plan
 
     @property
@@ -120,20 +120,20 @@ class Run:
 
     @property
     def results(self) -> Mapping[str, PyTree]:
-        """Return what nodes returned, so far, by worker: "learner", "actors/3".
+        """Return the results of nodes so far, by worker: "learner", "actors/3".
 
-        To ask for one that could not be sent raises `EncodeError`.
+        Looking up one that could not be sent raises `EncodeError`.
         """
         return Results(self._driver.results)
 
     def results_of(self, label: str) -> list[PyTree]:
-        """Return what each node of one group returned, in the order of their numbers.
+        """Return the result of each node of one group, in the order of their numbers.
 
         Args:
-          label: The group's; it may have one node or many.
+          label: Label of a group of one node or many.
 
         Returns:
-          One value per worker; None, so far, of one that runs.
+          One value per worker; None for one that still runs.
 
         Raises:
           LaunchError: The label does not exist.
@@ -143,18 +143,18 @@ class Run:
 
     @property
     def workers(self) -> dict[str, WorkerState]:
-        """Return how each worker is: its phase, its attempt, its last end."""
+        """Return the state of each worker: its phase, its attempt, its last end."""
         state = self._driver.state
         return {} if state is None else {n: state.worker(n) for n in state.unit_of}
 
     @property
     def made_by_launcher(self) -> Any:
-        """Return what the launcher made for this run: its `Workers`."""
+        """Return the `Workers` that the launcher made for this run."""
         return self._driver.workers
 
     @property
     def failure(self) -> NodeFailedError | None:
-        """Return why the run failed; None while or where it did not."""
+        """Return the error of a run that failed; None for others."""
         finish = self._driver.finish
         if finish is None or finish.failure is None:
             return None
@@ -165,7 +165,7 @@ class Run:
         return self._failure(finish.failure)
 
     def stop(self) -> None:
-        """Ask all nodes to stop; returns at once. May be called anywhere, again too."""
+        """Ask all nodes to stop; returns at once, and may be called again, anywhere."""
         self._driver.report(StopAsked(by="the launcher"))
 
     def wait(
@@ -179,7 +179,7 @@ class Run:
         """Wait until all nodes have ended, or all learners: then stop the others.
 
         Args:
-          timeout_s: How long at most; None for as long as it takes.
+          timeout_s: Longest wait in seconds; None for no limit.
           labels: Wait for these groups only.
           raise_error: Whether to raise where a node failed.
           return_on_first_completed: Return when the first of them has ended.
@@ -206,7 +206,7 @@ class Run:
                 "still running. Give it longer, or `run.stop()`."
             )
         self._raise_signal()
-        failure = self.failure  # who says `raise_error=False` has seen it, too
+        failure = self.failure  # with `raise_error=False` it counts as seen, too
         if raise_error and failure is not None:
             raise failure from failure.__cause__
 
@@ -231,13 +231,13 @@ class Run:
     def cleanup_after_test(self, test_case: Any = None) -> None:
         """Stop what still runs; raise where a node failed: `addCleanup` of a test.
 
-        A failure that the test has been told already is not raised once more.
+        A failure that was raised in the test already is not raised again.
         """
         self.stop()
         self.wait(raise_error=not self._is_seen)
 
     def interrupt(self, signum: int) -> None:
-        """Take note of a signal; called in a signal handler."""
+        """Note a signal and ask the run to stop; called in a signal handler."""
         self._signum = self._signum or signum
         self._driver.report(StopAsked(by="signal"))
 
@@ -277,7 +277,7 @@ class Run:
         return f"<Run of {self.program!r}: {phase}>"
 
     def _take_note(self) -> None:
-        """See what an event has changed; in the driver's thread."""
+        """Note the changes of an event; in the driver's thread."""
         state, finish = self._driver.state, self._driver.finish
         self._journal.note(state, finish)
         if (
@@ -297,7 +297,7 @@ class Run:
             exit_status.note_failure(self.run_id, self._failure(finish.failure))
         # After the note: an exit that finds this run gone must find its failure.
         self._leave(is_well=finish.failure is None and not finish.left)
-        # Only now: whoever sees it may launch the program again.
+        # Only now: a waiter may launch the program again at once.
         self._over.set()
         if finish.failure is not None and self._test_frame is not None:
             self._in_test = threading.Timer(
@@ -313,7 +313,7 @@ class Run:
         interrupts.tidy()
 
     def _failure_in_test(self, frame: FrameType | None) -> BaseException | None:
-        """Return what to raise if the test that launched this still runs."""
+        """Return the failure if the test that launched this still runs."""
         test_frame, self._test_frame = self._test_frame, None
         while frame is not None and not self._is_seen:
             if frame is test_frame:
@@ -322,24 +322,24 @@ class Run:
         return None
 
     def _failure(self, ended: Ended) -> NodeFailedError:
-        """Return a new error, raised from what the node raised."""
+        """Return a new error, raised from the node's own."""
         error: BaseException | None = ended.exited.error
-        is_told = isinstance(error, NodeFailedError)
-        lines = [str(error) if is_told else ended.text]
+        is_described = isinstance(error, NodeFailedError)
+        lines = [str(error) if is_described else ended.text]
         if error is not None and (edge := edge_of(error)):
             lines.append(edge)
-        # These words are Launchpad's: programs look for them.
+        # Launchpad's own sentence: programs look for it.
         if retries := self._retries_of(ended.name):
             lines.append(f"num_retries_on_failure (={retries}) is reached.")
         lines.append(
             f"One of the workers exited. It is a node of the program {self.program!r}."
         )
         failure = NodeFailedError("\n".join(lines), node=ended.name)
-        failure.__cause__ = error.__cause__ if is_told else error
+        failure.__cause__ = error.__cause__ if is_described else error
         return failure
 
     def _retries_of(self, name: str) -> int:
-        """Return after how many restarts a worker failed that can have no more."""
+        """Return the restarts of a worker that failed after the last one; else 0."""
         state = self._driver.state
         for each in self._plan.executables:
             if each.name == name and state is not None:
@@ -369,7 +369,7 @@ class Run:
         if self._over.is_set():
             return True
         state = self._driver.state
-        # A run that fails is waited for to its end, which comes soon.
+        # The wait for a run that fails goes on to its end, which comes soon.
         if state is None or state.failure is not None:
             return False
         ended = [not self._runs(name) for name in wanted]
@@ -389,7 +389,7 @@ class Run:
             )
 
     def _raise_signal(self) -> None:
-        """Raise, in the main thread and once, what the signal stands for."""
+        """Raise the error of a signal, in the main thread and once."""
         is_main = threading.current_thread() is threading.main_thread()
         if self._signum is None or not is_main or not self.is_over:
             return

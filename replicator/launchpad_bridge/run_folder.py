@@ -1,11 +1,11 @@
 """The private folder of a run: sockets, the secret of its servers, recipes, logs.
 
-It is made where only this user can enter (0700), with a path short enough for sockets,
-and goes away with the run; logs that may be needed stay in it, without a lock. A
-launcher that was killed can remove nothing: so the next one looks for folders whose
-lock nobody holds any more, and removes those. The lock is the last to go: who is killed
-while it removes a folder leaves one that others remove. And one that still has the
-lock's first name after a minute was never finished.
+Only this user can enter it (0700), its path is short enough for sockets, and it is
+removed with the run; logs that may be needed stay in it, without a lock. A launcher
+that was killed can remove nothing: so the next one looks for folders whose lock is no
+longer held, and removes those. The lock is removed last: a process that is killed while
+it removes a folder leaves one that others remove. A folder that still has the lock's
+first name after a minute was never finished.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _LOCK = "launcher.lock"
 _UNFINISHED_LOCK = "launcher.new"
 _UNFINISHED_S = 60.0
 MADE_BY_WORKER = "made-by-worker"
-"""Lies in a run's folder on a host where a worker made it, not the launcher."""
+"""Marks a run's folder on a host where a worker made it, not the launcher."""
 # A socket's path has 103 bytes on macOS; its name here takes at most ten.
 _LONGEST_FOLDER_BYTES = 80
 
@@ -41,7 +41,7 @@ class RunFolder:
         """Make the folder, with a new secret in it.
 
         Raises:
-          LaunchError: There is no place for it.
+          LaunchError: The folder cannot be made.
         """
         parent = _parent()
         remove_abandoned(parent)
@@ -52,7 +52,7 @@ class RunFolder:
                 f"A folder for the run must be made in {parent}, got {error}. Set "
                 "TMPDIR to a directory that you can write to."
             ) from error
-        # Of a run that takes weeks nobody reads the recipes and the secret for long.
+        # A cleaner of temporary folders would remove files that are not read for long.
         self._held = hold_folder(self.path)
         self._lock: IO[bytes] | None = _lock_made(self.path / _LOCK)
         Secret.generate().write(self.path / "secret")
@@ -60,11 +60,11 @@ class RunFolder:
 
     @property
     def logs_path(self) -> Path:
-        """Return where the output of workers may lie, which can outlive the run."""
+        """Return the folder for the output of workers, which can outlive the run."""
         return self.path / _LOGS
 
     def close(self, *, keeps_logs: bool = False) -> None:
-        """Remove it and all in it; may be called twice.
+        """Remove the folder and all in it; may be called twice.
 
         Args:
           keeps_logs: Whether to leave logs, if there are any, and the folder for them.
@@ -77,10 +77,13 @@ class RunFolder:
 
 
 def what_stays(folder: Path, logs: Path) -> list[Path]:
-    """Return what stays of a run's folder whose launcher is gone.
+    """Return the parts of a run's folder to keep when its launcher is gone.
 
-    That is logs, if they lie there, and by the marks beside them the next launch, or
-    the next worker, knows that the rest may go.
+    They are the logs, if they are in it, and the marks by which the next launch, or the
+    next worker, knows that the rest may be removed.
+
+    >>> what_stays(Path("/tmp/lp-1"), Path("/home/me/logs"))
+    []
     """
     if not logs.is_relative_to(folder):
         return []
@@ -103,7 +106,7 @@ def remove_abandoned(parent: str) -> None:
 
 
 def _was_never_finished(folder: Path) -> bool:
-    """Return whether its launcher died before the lock was there."""
+    """Return whether its launcher died before it made the lock."""
     # An empty one may be the user's own.
     if os.listdir(folder) != [_UNFINISHED_LOCK]:
         return False
@@ -111,7 +114,7 @@ def _was_never_finished(folder: Path) -> bool:
 
 
 def _remove(folder: Path, *, keeps_logs: bool = False) -> None:
-    """Remove a folder and all in it, the lock last; at most logs are left."""
+    """Remove a folder and all in it, the lock last; keep only logs, if any."""
     logs, lock = folder / _LOGS, folder / _LOCK
     keeps_logs = keeps_logs and logs.exists() and any(logs.iterdir())
     delete(folder, keep=[lock, *([logs] if keeps_logs else [])])
@@ -125,7 +128,7 @@ def is_held(folder: Path) -> bool:
     """Return whether the launcher of a run's folder lives.
 
     Raises:
-      OSError: It has no lock: it is no run's folder, or not yet, or not any more.
+      OSError: It has no lock: it is not the folder of a run, or not yet or no longer.
     """
     with (folder / _LOCK).open("rb") as file:
         try:
@@ -148,7 +151,7 @@ def _parent() -> str:
 
 
 def _lock_made(path: Path) -> IO[bytes]:
-    """Return the open file of a lock that nobody saw before it was ours."""
+    """Return the open file of a new lock, which is held before others can see it."""
     hidden = path.with_name(_UNFINISHED_LOCK)
     file = hidden.open("wb")
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -159,7 +162,7 @@ def _lock_made(path: Path) -> IO[bytes]:
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """Return the open file of a lock that is now ours; None if it is another's."""
+    """Return the open file of a lock if it could be taken; None if another holds it."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags), "rb")
     try:

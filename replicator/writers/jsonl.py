@@ -1,18 +1,16 @@
 """Append numbers to a file of JSON lines: `{"step": 3, "time_s": 1.5, "loss": 0.31}`.
 
-Each line is one unbuffered write: a reader, or whoever comes after a crash, sees whole
-lines. Numbers that JSON lacks are strings: see `strict_json`.
+Lines are whole whatever happens: see `json_lines`. Numbers that JSON lacks are strings:
+see `strict_json`.
 """
 
-import errno
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.host.json_lines import append_line, parse_line
 from replicator.base.host.paths import checked_path, sync
-from replicator.base.host.strict_json import strict_json
 from replicator.errors import ArgumentError
 
 _OWN_NAMES = ("step", "time_s")
@@ -23,10 +21,10 @@ class JSONL:
 
     Args:
       path: The file; it is appended to, and made with its folders if absent.
-      clock: Where `time_s`, the seconds since this writer was made, comes from.
+      clock: Clock of `time_s`, the seconds since this writer was made.
 
     Raises:
-      ArgumentError: `path` is none.
+      ArgumentError: `path` is not a path.
 
     >>> writer = JSONL("runs/metrics.jsonl")
     >>> writer.write(1, {"loss": 0.5})
@@ -39,7 +37,6 @@ class JSONL:
         self._opened_s = self._clock.now_s()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (`close` closes it)
-        self._may_be_torn = True
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add one line.
@@ -56,13 +53,7 @@ class JSONL:
                 )
         row = {"step": step, "time_s": self._clock.now_s() - self._opened_s}
         row |= {name: float(number) for name, number in scalars.items()}
-        line = strict_json(row).encode() + b"\n"
-        if self._may_be_torn:
-            self._end_broken_line()
-        self._may_be_torn = True
-        if self._file.write(line) != len(line):  # the disk is full now
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
-        self._may_be_torn = False
+        append_line(self._file, row)
 
     def flush(self) -> None:
         """Return when all lines are on the disk."""
@@ -72,13 +63,6 @@ class JSONL:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _end_broken_line(self) -> None:
-        # What a crash or a full disk cut short must not swallow the next line.
-        if size := self._file.seek(0, os.SEEK_END):
-            self._file.seek(size - 1)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
 
 
 def drop_after(path: Path, *, step: int) -> None:
@@ -100,6 +84,6 @@ def drop_after(path: Path, *, step: int) -> None:
 
 def _stays(line: bytes, last_step: int) -> bool:
     try:
-        return json.loads(line)["step"] <= last_step
-    except (ValueError, KeyError, TypeError):
-        return False  # cut short by a crash
+        return any(row["step"] <= last_step for row in parse_line(line))
+    except (KeyError, TypeError):
+        return False

@@ -2,17 +2,15 @@ import pytest
 
 from replicator.cli.program_view import (
     HEADER,
-    duration,
-    rate,
-    rows_of,
-    size,
-    told_above,
-    told_below,
-    told_end,
+    last_line,
+    line_above,
+    line_below,
+    lines_of,
 )
+from replicator.launchpad_bridge.view.watching.columns import duration, rate, size
 from replicator.launchpad_bridge.view.watching.samples import (
     MethodSample,
-    Snapshot,
+    ProgramSample,
     WorkerSample,
 )
 
@@ -54,7 +52,7 @@ def worker(name="learner", *, methods=None, **changes):
 
 def snapshot(*workers, **changes):
     known = {"phase": "running", "failure": "", "stopped_by": ""}
-    return Snapshot(
+    return ProgramSample(
         program="training",
         run_id="ab",
         pid=7,
@@ -66,29 +64,29 @@ def snapshot(*workers, **changes):
 
 
 def test_a_row_tells_state_calls_times_traffic_and_queue():
-    (row,) = rows_of(snapshot(worker(methods={"push": method(1234.0)}, restarts=3)))
+    (row,) = lines_of(snapshot(worker(methods={"push": method(1234.0)}, restarts=3)))
     assert len(row) == len(HEADER)
     assert " ".join(row) == "learner running 3 - 1,234 20 µs 3.00 ms 2.00 MB 1 2"
 
 
 def test_several_methods_have_a_row_each_below_their_worker():
     methods = {"pull": method(1.0), "push": method(2.0), "unused": method(calls=0)}
-    names = [row[0] for row in rows_of(snapshot(worker(methods=methods)))]
+    names = [row[0] for row in lines_of(snapshot(worker(methods=methods)))]
     assert names == ["learner", "  pull", "  push"]
 
 
 def test_a_worker_without_a_server_has_no_numbers():
-    (row,) = rows_of(snapshot(worker()))
+    (row,) = lines_of(snapshot(worker()))
     assert row == ("learner", "running", "0", *["-"] * 7)
 
 
 def test_a_server_that_is_silent_is_said_to_be():
-    (row,) = rows_of(snapshot(worker(answers=False)))
+    (row,) = lines_of(snapshot(worker(answers=False)))
     assert row[4] == "no answer"
 
 
 def test_who_has_ended_says_how():
-    (row,) = rows_of(snapshot(worker(state="ended", outcome="died")))
+    (row,) = lines_of(snapshot(worker(state="ended", outcome="died")))
     assert row[1] == "died"
 
 
@@ -100,31 +98,31 @@ def test_what_does_not_fit_is_told_by_worker_then_by_group():
         for i, state in enumerate(states)
     ]
     shown = snapshot(worker(), *actors)
-    assert [len(rows_of(shown, room)) for room in (10, 9, 4, 3, 1)] == [10, 4, 4, 2, 2]
-    row = rows_of(shown, 3)[1]
-    assert row[:5] == ("actors (3 nodes)", "2 running, 1 waiting", "0", "0", "9.00")
+    assert [len(lines_of(shown, room)) for room in (10, 9, 4, 3, 1)] == [10, 4, 4, 2, 2]
+    row = lines_of(shown, 3)[1]
+    assert row[:5] == ("actors (3 nodes)", "2 running, 1 waiting", "0", "-", "9.00")
 
 
 def test_a_group_without_servers_has_no_numbers():
     callers = worker("a/0", made_per_s=10.0), worker("a/1", made_per_s=15.0)
-    row = rows_of(snapshot(*callers), 1)[0]
+    row = lines_of(snapshot(*callers), 1)[0]
     assert row[:4] == ("a (2 nodes)", "running", "0", "25.0")
     assert set(row[4:]) == {"-"}
 
 
 def test_which_program_it_is_stands_above():
-    assert told_above(snapshot(worker())) == (
+    assert line_above(snapshot(worker())) == (
         "training: running, 1 node, for 12.0 s, launched by process 7"
     )
     stopping = snapshot(worker(), worker(), phase="stopping", stopped_by="learner")
-    assert "stopping (asked by learner), 2 nodes" in told_above(stopping)
+    assert "stopping (asked by learner), 2 nodes" in line_above(stopping)
 
 
 def test_what_went_wrong_stands_below():
-    assert told_below(snapshot(worker())) == ""
-    assert told_below(snapshot(worker(), failure="`a` died")) == "failed: `a` died"
+    assert line_below(snapshot(worker())) == ""
+    assert line_below(snapshot(worker(), failure="`a` died")) == "failed: `a` died"
     waiting = worker(state="waiting", error="`learner` raised X")
-    assert told_below(snapshot(waiting)) == "last: `learner` raised X"
+    assert line_below(snapshot(waiting)) == "last: `learner` raised X"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_what_went_wrong_stands_below():
 )
 def test_how_it_ended_is_the_last_word(changes, end):
     done = worker(state="ended", outcome="returned")
-    assert told_end(snapshot(done, phase="ended", **changes)) == end
+    assert last_line(snapshot(done, phase="ended", **changes)) == end
 
 
 @pytest.mark.parametrize(

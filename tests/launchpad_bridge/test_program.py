@@ -78,7 +78,7 @@ def test_a_group_keeps_what_was_said_of_it_when_it_is_opened_again():
     assert program.settings("a").resources == resources
     assert program.settings("a").restart == lp.Restart(attempts=1)
     another = program.group("a", resources=lp.Resources(cpus=3))
-    with pytest.raises(ValueError, match="must be said once"), another:
+    with pytest.raises(ValueError, match="must be set once"), another:
         pass
 
 

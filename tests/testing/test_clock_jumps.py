@@ -30,7 +30,7 @@ FOR_PEOPLE = {
 AGES_OF_FILES = {"replicator/launchpad_bridge/run_folder.py"}
 # Certificates are for times: the clocks of hosts are compared, and nothing waits by it.
 CLOCKS_OF_HOSTS = {
-    "replicator/distributed/meeting/meet.py",
+    "replicator/distributed/meeting/client.py",
     "replicator/distributed/meeting/server.py",
 }
 CALENDAR = {("time", "time"), ("time", "time_ns"), ("datetime", "now")}

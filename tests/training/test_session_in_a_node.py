@@ -204,11 +204,11 @@ import threading
 import replicator
 replicator.fake_devices(2)
 import replicator.launchpad_bridge as lp
-from replicator.launchpad_bridge.running import hung_node
+from replicator.launchpad_bridge.running import node_watchdog
 from replicator.training.watchdog import Limits
 from tests.training.test_session_in_a_node import *
 
-hung_node.GRACE_S = 0.5
+node_watchdog.GRACE_S = 0.5
 never = threading.Event()
 
 def learner():

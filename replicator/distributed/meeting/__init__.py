@@ -1,7 +1,7 @@
 """The meeting of a group's processes before JAX starts, and the proof of its members.
 
-roster            which processes have arrived, and which cannot belong to the group
-server, meet      the side of process 0, and that of all others
-run_secret        where the run's secret is, and whether to go on without one
-coordinator_tls   the certificates that JAX's own service asks for
+members           processes that have arrived, and the errors that refuse others
+server, client    the side of process 0, and that of all other processes
+run_secret        the run's secret, and the decision to go on without one
+coordinator_tls   certificates for JAX's own service
 """

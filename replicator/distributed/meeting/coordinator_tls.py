@@ -50,7 +50,7 @@ def coordinator_tls(secret: Secret | None) -> Iterator[dict[str, Any]]:
     """Make a certificate for as long as JAX joins; its files are gone afterwards.
 
     Args:
-      secret: The run's, if it has one.
+      secret: Secret of the run, if it has one.
 
     Yields:
       Arguments for `jax.distributed.initialize`; none where JAX has no TLS, or has a

@@ -1,4 +1,4 @@
-"""Find the run's secret, and decide whether a group without proofs may start."""
+"""Find the run's secret, and decide if a group without proofs may start."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def find_secret(
     Args:
       coordinator_host: Host that process 0 listens on.
       insecure: Whether a group with a secret may start without certificates.
-      warns: Whether this process is the one of the group that warns.
+      warns: Whether this process warns for the group.
       environ: Environment variables; those of this process by default.
 
     Raises:

@@ -1,7 +1,7 @@
 """Process 0's side of the meeting: collect the others, send each the outcome.
 
-One thread and no blocking call but `select`. A stranger can neither stop it nor make it
-grow: a connection has 10 s and 1 KiB to prove that it belongs to the run and to name
+One thread and no blocking call but `select`. An outsider can neither stop it nor make
+it grow: a connection has 10 s and 1 KiB to prove that it belongs to the run and to name
 its process, and there are at most 64 of these, plus one for each missing process. One
 that proves nothing gets a refusal, or no answer at all.
 """
@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from replicator.distributed.clusters import Cluster, join_address
-from replicator.distributed.meeting.roster import (
+from replicator.distributed.meeting.members import (
     Hello,
-    Roster,
+    Members,
     describe_missing,
     parse_hello,
 )
@@ -35,12 +35,12 @@ from replicator.rpc.security.authentication import (
 from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
 BINDING = "meeting"
-"""What proofs are valid for: none of them opens a server of `rpc`, nor the reverse."""
+"""Use of these proofs: none of them opens a server of `rpc`, nor the reverse."""
 VERDICT_S = 5.0
-"""How much longer than its own patience a process waits for the outcome."""
+"""Seconds beyond its own patience that a process waits for the outcome."""
 
 _MAX_LINE = 1024
-_MAX_STRANGERS = 64
+_MAX_UNIDENTIFIED = 64
 _GREETING_S = 10.0
 
 
@@ -52,13 +52,13 @@ def serve(
     secret: Secret | None = None,
     has_tls: bool = False,
 ) -> list[str]:
-    """Wait for all processes of the group, and let all go.
+    """Wait for all processes of the group, then start all of them.
 
     Args:
       cluster: The group; this is its process 0.
       address: The address to listen on, of this host.
-      timeout_s: How long to wait.
-      secret: The run's, which all must prove to know; None for no proof.
+      timeout_s: Longest wait in seconds.
+      secret: Secret of the run, which all must prove to know; None for no proof.
       has_tls: Whether this process is going to start JAX with a certificate.
 
     Returns:
@@ -68,14 +68,14 @@ def serve(
       DistributedTimeoutError: Processes are missing after `timeout_s`; names them.
       DistributedError: The processes do not fit each other, or nothing can listen here.
     """
-    roster = Roster(
+    members = Members(
         num_processes=cluster.num_processes,
         deadline_s=time.monotonic() + timeout_s,
         has_tls=has_tls,
         hosts={0: socket.gethostname()},
     )
     with _listen(cluster, address) as listener:
-        return _Server(listener, roster, secret).serve()
+        return _Server(listener, members, secret).serve()
 
 
 @contextlib.contextmanager
@@ -107,25 +107,23 @@ def _why_not_listening(cluster: Cluster, address: str, error: OSError) -> str:
     )
 
 
-class _Visitor:
+class _Connection:
     """A connection to process 0.
 
     Attributes:
-      connection: Its socket.
+      sock: Its socket.
       host: Address at the other end.
-      leave_by_s: When it is closed, unless a process has arrived by it.
-      handshake: By which it proves that it belongs; None where no proof is asked for.
+      expires_s: Time when it is closed, unless a process has arrived through it.
+      handshake: Proof that it belongs to the run; None where none is required.
       unproved: Steps of the handshake that are left.
       unread: Bytes that arrived and are not yet a message.
       process_id: Number of its process, once it has arrived.
     """
 
-    def __init__(
-        self, connection: socket.socket, host: str, secret: Secret | None
-    ) -> None:
-        self.connection = connection
+    def __init__(self, sock: socket.socket, host: str, secret: Secret | None) -> None:
+        self.sock = sock
         self.host = host
-        self.leave_by_s = time.monotonic() + _GREETING_S
+        self.expires_s = time.monotonic() + _GREETING_S
         self.handshake = ServerHandshake(secret, binding=BINDING) if secret else None
         self.unproved: list[Callable[[bytes], bytes]] = []
         if self.handshake is not None:
@@ -140,13 +138,13 @@ class _Visitor:
           AuthenticationError: It does not prove that it knows the secret.
         """
         try:
-            received = self.connection.recv(_MAX_LINE)
+            received = self.sock.recv(_MAX_LINE)
             self.unread += received
             while received and self.unproved and len(self.unread) >= MESSAGE_BYTES:
                 message = self.unread[:MESSAGE_BYTES]
                 self.unread = self.unread[MESSAGE_BYTES:]
                 # So few bytes are sent at once, or the other end does not read.
-                self.connection.send(self.unproved.pop(0)(message))
+                self.sock.send(self.unproved.pop(0)(message))
         except BlockingIOError:
             return True
         except AuthenticationError:  # one of Python's `OSError`, too
@@ -158,30 +156,31 @@ class _Visitor:
 
 class _Server:
     def __init__(
-        self, listener: socket.socket, roster: Roster, secret: Secret | None
+        self, listener: socket.socket, members: Members, secret: Secret | None
     ) -> None:
         self._listener = listener
-        self._roster = roster
+        self._members = members
         self._secret = secret
         self._address = join_address(*listener.getsockname()[:2])
         self._num_unproved = 0
         self._last_unproved = ""
         self._refusal: str | None = None
+        # Used by the one thread that calls `serve`, which also closes it.
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
     @property
-    def _visitors(self) -> list[_Visitor]:
+    def _connections(self) -> list[_Connection]:
         """All connections, the oldest first."""
         return [key.data for key in self._selector.get_map().values() if key.data]
 
     @property
-    def _strangers(self) -> list[_Visitor]:
-        """Connections by which no process has arrived, the oldest first."""
-        return [v for v in self._visitors if v.process_id is None]
+    def _unidentified(self) -> list[_Connection]:
+        """Connections through which no process has arrived, the oldest first."""
+        return [each for each in self._connections if each.process_id is None]
 
     def serve(self) -> list[str]:
-        """Wait for all, then let all go."""
+        """Wait for all processes, then answer all of them."""
         with self._selector:
             try:
                 self._gather()
@@ -191,114 +190,117 @@ class _Server:
                 self._answer_all()
         if self._refusal:
             raise DistributedError(self._refusal)
-        if not self._roster.is_complete:
+        if not self._members.is_complete:
             raise DistributedTimeoutError(self._describe_missing())
         return self._hosts()
 
     def _hosts(self) -> list[str]:
-        return [self._roster.hosts[p] for p in range(self._roster.num_processes)]
+        return [self._members.hosts[p] for p in range(self._members.num_processes)]
 
     def _gather(self) -> None:
-        while not (self._roster.is_complete or self._refusal):
-            left_s = self._roster.deadline_s - time.monotonic()
+        while not (self._members.is_complete or self._refusal):
+            left_s = self._members.deadline_s - time.monotonic()
             if left_s <= 0:
                 return
             ready = [key.data for key, _ in self._selector.select(min(left_s, 1.0))]
-            for visitor in filter(None, ready):
-                self._read(visitor)
+            for connection in filter(None, ready):
+                self._read(connection)
             if None in ready:  # the listener; after the others: it may drop one of them
                 self._accept()
-            for visitor in self._strangers:
-                if time.monotonic() > visitor.leave_by_s:
-                    self._drop(visitor)
+            for connection in self._unidentified:
+                if time.monotonic() > connection.expires_s:
+                    self._drop(connection)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            connection, address = self._listener.accept()
-            strangers = self._strangers
+            sock, address = self._listener.accept()
+            unidentified = self._unidentified
             # With a place for each missing process: those that belong here may all
             # come at once, and none of them drops another.
-            if len(strangers) >= _MAX_STRANGERS + len(self._roster.missing):
-                self._drop(_first_to_go(strangers))
-            connection.setblocking(False)
-            visitor = _Visitor(connection, address[0], self._secret)
-            self._selector.register(connection, selectors.EVENT_READ, visitor)
+            if len(unidentified) >= _MAX_UNIDENTIFIED + len(self._members.missing):
+                self._drop(_first_to_go(unidentified))
+            sock.setblocking(False)
+            connection = _Connection(sock, address[0], self._secret)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _read(self, visitor: _Visitor) -> None:
+    def _read(self, connection: _Connection) -> None:
         try:
-            lives = visitor.read()
+            lives = connection.read()
         except AuthenticationError:
-            self._refuse(visitor)
+            self._refuse(connection)
             return
-        line, ended, _ = visitor.unread.partition(b"\n")
+        line, ended, _ = connection.unread.partition(b"\n")
         if not lives:
-            self._drop(visitor)
-        elif self._secret is None and is_hello(visitor.unread):
+            self._drop(connection)
+        elif self._secret is None and is_hello(connection.unread):
             self._refusal = (
                 f"`{FILE_VARIABLE}` must name the run's secret in every process, got "
-                f"none in process 0 and one at {visitor.host}. Give all the same."
+                f"none in process 0 and one at {connection.host}. Give all the same."
             )
-        elif ended and not visitor.unproved and visitor.process_id is None:
-            self._enter(visitor, parse_hello(line))
+        elif ended and not connection.unproved and connection.process_id is None:
+            self._enter(connection, parse_hello(line))
 
-    def _refuse(self, visitor: _Visitor) -> None:
-        assert visitor.handshake is not None, "only a handshake fails so"
+    def _refuse(self, connection: _Connection) -> None:
+        assert connection.handshake is not None, "only a handshake fails so"
         self._num_unproved += 1
-        self._last_unproved = visitor.host
+        self._last_unproved = connection.host
         with contextlib.suppress(OSError):
-            visitor.connection.send(visitor.handshake.refusal)
-        self._drop(visitor)
+            connection.sock.send(connection.handshake.refusal)
+        self._drop(connection)
 
-    def _enter(self, visitor: _Visitor, hello: Hello | None) -> None:
+    def _enter(self, connection: _Connection, hello: Hello | None) -> None:
         if hello is None:
-            self._drop(visitor)
+            self._drop(connection)
             return
-        entered = self._roster.arrive(
+        entered = self._members.arrive(
             hello, now_s=time.monotonic(), clock_s=time.time()
         )
         if isinstance(entered, str):
             self._refusal = entered
         else:
-            self._roster = entered
-            visitor.process_id = hello.process_id
+            self._members = entered
+            connection.process_id = hello.process_id
 
-    def _drop(self, visitor: _Visitor) -> None:
-        self._selector.unregister(visitor.connection)
-        visitor.connection.close()
-        if visitor.process_id is not None:
-            self._roster = self._roster.leave(visitor.process_id)
+    def _drop(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        if connection.process_id is not None:
+            self._members = self._members.leave(connection.process_id)
 
     def _answer_all(self) -> None:
         if self._refusal:
             verdict = {"refused": self._refusal}
-        elif self._roster.is_complete:
+        elif self._members.is_complete:
             verdict = {"go": self._hosts()}
         else:
             verdict = {"missing": self._describe_missing()}
         line = json.dumps(verdict).encode() + b"\n"
-        for visitor in self._visitors:
-            with contextlib.suppress(OSError), visitor.connection as connection:
-                # Nothing for strangers, who could also delay the start by not reading.
-                if not visitor.unproved:
-                    connection.settimeout(VERDICT_S)
-                    connection.sendall(line)
+        for connection in self._connections:
+            with contextlib.suppress(OSError), connection.sock as sock:
+                # Nothing to a connection that has proved nothing: it could also delay
+                # the start by not reading.
+                if not connection.unproved:
+                    sock.settimeout(VERDICT_S)
+                    sock.sendall(line)
 
     def _describe_missing(self) -> str:
-        roster = self._roster
-        here = ", ".join(f"{p} (on {host})" for p, host in sorted(roster.hosts.items()))
+        members = self._members
+        here = ", ".join(
+            f"{p} (on {host})" for p, host in sorted(members.hosts.items())
+        )
         unproved = (
             f" Connections without this run's secret: {self._num_unproved}, the last "
             f"from {self._last_unproved}."
         )
         return (
             f"All processes must come to {self._address} in time, but "
-            f"{describe_missing(roster.missing, roster.num_processes)} did not; here "
+            f"{describe_missing(members.missing, members.num_processes)} did not; here "
             f"are {here}.{unproved if self._num_unproved else ''} See whether they "
             "started, and reach that address."
         )
 
 
-def _first_to_go(strangers: list[_Visitor]) -> _Visitor:
+def _first_to_go(unidentified: list[_Connection]) -> _Connection:
     """Return the oldest that has proved least, of the host with most connections."""
-    crowd = collections.Counter(stranger.host for stranger in strangers)
-    return max(strangers, key=lambda v: (len(v.unproved), crowd[v.host]))
+    crowd = collections.Counter(each.host for each in unidentified)
+    return max(unidentified, key=lambda each: (len(each.unproved), crowd[each.host]))

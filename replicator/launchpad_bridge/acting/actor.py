@@ -52,9 +52,9 @@ from replicator.launchpad_bridge.acting.waiting import (
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories.arguments import STATISTICS
 from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
     TableTimeoutError,
     TrajectoryError,
-    Turn,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -225,9 +225,9 @@ class Actor:
         most = self._most_episodes
         return most is not None and self._counts["episodes"] >= most
 
-    def _ask_turn(self) -> Turn:
+    def _ask_turn(self) -> ActorTurn:
         if not self._is_deterministic:
-            return Turn()
+            return ActorTurn()
         turn = self._waiting.call("its turn", lambda: self._table.turn(self.name))
         if turn.number is None:
             raise ArgumentError(
@@ -236,7 +236,7 @@ class Actor:
             )
         return turn
 
-    def _unroll(self, turn: Turn) -> Unrolled | None:
+    def _unroll(self, turn: ActorTurn) -> Unrolled | None:
         number = self._number if turn.number is None else turn.number
         if self._acting is None or number != self._number or self._begins_anew:
             self._go_to(number, turn.snapshot)
@@ -284,10 +284,10 @@ class Actor:
             self._start = start_number(
                 self.name, version=version, attempt=self._attempt
             )
-            self._inference.draw_apart(self._start)
+            self._inference.reseed(self._start)
         return self._start
 
-    def _insert(self, unrolled: Unrolled, turn: Turn) -> Turn:
+    def _insert(self, unrolled: Unrolled, turn: ActorTurn) -> ActorTurn:
         self._acting = unrolled.acting
         self._number += 1
         size = self._environment.size
@@ -306,12 +306,12 @@ class Actor:
             self._counts["lost"] += size
         return turn
 
-    def _inserted(self, unrolled: Unrolled, turn: Turn) -> Turn:
+    def _inserted(self, unrolled: Unrolled, turn: ActorTurn) -> ActorTurn:
         version = self._inference.version
         keeps = self._is_deterministic and not self._begins_anew
         snapshot = pack_acting(self._environment, unrolled.acting) if keeps else None
 
-        def insert() -> Turn:
+        def insert() -> ActorTurn:
             return self._table.insert(
                 unrolled.trajectories,
                 actor=self.name,

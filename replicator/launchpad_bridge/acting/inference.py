@@ -40,7 +40,7 @@ from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Wait
 from replicator.launchpad_bridge.batched_handler import batched_handler
 from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.trajectories.arguments import ROWS, STATISTICS
-from replicator.launchpad_bridge.trajectories.table import Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
 _MOST_ROWS = 65_536  # in a call
 _MOST_FORMS = 32  # of calls: each is compiled, and stays so
@@ -273,11 +273,11 @@ class RemoteInference:
         """
         return self._waiting.call("inference", lambda: self._client.get_version())
 
-    def draw_apart(self, start: int) -> None:
+    def reseed(self, start: int) -> None:
         """Draw other numbers than other starts; see `LocalInference`."""
         self._key = actor_key(self._seed, self._index, start)
 
-    def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
+    def ready_for(self, turn: ActorTurn, ask: Callable[[], ActorTurn]) -> ActorTurn:
         """Begin an unroll; the server has the variables."""
         del ask
         self.version = None

@@ -45,7 +45,7 @@ class LocalInference:
         self._key = actor_key(seed, index)
         self._variables: PyTree = None
 
-    def draw_apart(self, start: int) -> None:
+    def reseed(self, start: int) -> None:
         """Draw other numbers than other starts of the same actor.
 
         Args:

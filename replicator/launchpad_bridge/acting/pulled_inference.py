@@ -12,7 +12,7 @@ from replicator.launchpad_bridge.acting.waiting import (
     Waiting,
 )
 from replicator.launchpad_bridge.learner.published import Variables
-from replicator.launchpad_bridge.trajectories.table import Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
 _LOG = logging.getLogger(__name__)
 _TRIES_UNTIL_SAID = 10
@@ -48,7 +48,7 @@ class PulledInference(LocalInference):
         assert self.version is not None, "it is ready for a turn"
         return self.version
 
-    def ready_for(self, turn: Turn, ask: Callable[[], Turn]) -> Turn:
+    def ready_for(self, turn: ActorTurn, ask: Callable[[], ActorTurn]) -> ActorTurn:
         """Have the variables for a turn.
 
         A learner that went back to its checkpoint wants other turns first, and would

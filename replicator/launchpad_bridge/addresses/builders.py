@@ -1,11 +1,11 @@
-"""What makes an address where it is asked for: known, picked here, or looked up.
+"""Builders of addresses: known, picked here, or looked up.
 
 fixed      known already
-a port     of this host, free and given to nobody else; or of the node's host
-planned    the run's own socket; on several hosts an address book knows the rest
+a port     of this host, free and not given out before; or of the node's host
+planned    the run's own socket; on several hosts, the entry of an address book
 """
 
-# ruff: noqa: B027  # what one kind of builder does, the others need not
+# ruff: noqa: B027  # one kind of builder needs methods that others leave empty
 
 import abc
 from collections.abc import Callable, Mapping
@@ -22,60 +22,60 @@ _GIVEN_PORTS: set[int] = set()
 
 
 class AbstractAddressBuilder(abc.ABC):
-    """Makes the address, on the platform that the program runs on."""
+    """Makes an address, as the launcher of the program needs it."""
 
     exchange: Any = None
-    """The launcher's own way of calls, in the launching process."""
+    """The launcher's own implementation of calls, in the launching process."""
 
     @abc.abstractmethod
     def build(self) -> str:
         """Return the address."""
 
     def client_options(self) -> dict[str, Any]:
-        """Return what a client of `rpc` is made with: its address at least."""
+        """Return arguments for a client of `rpc`: its address at least."""
         return {"address": self.build()}
 
     def server_options(self) -> dict[str, Any]:
-        """Return what a server of `rpc` is made with, besides where it listens."""
+        """Return arguments for a server of `rpc`, besides its address."""
         return {}
 
     def listening(self) -> str:
-        """Return where the server is to listen."""
+        """Return the address for the server to listen on."""
         return self.build()
 
     def publish(self, address: str) -> None:
-        """Let clients on other hosts know where the server listens."""
+        """Publish the server's address for clients on other hosts."""
 
     def look_up_in(self, workers: Any) -> None:
-        """Ask what the launcher made, in the launching process, where no node runs."""
+        """Use the launcher's `Workers` in the launching process, where no node runs."""
 
     def close_with_run(self, client: Any) -> None:
         """Close a client of the launching process when the run is over."""
 
     def note_ended(self) -> None:
-        """Know that the server has ended for good."""
+        """Note that the server has ended for good."""
 
     def retire(self) -> None:
-        """Know that the run it was made for is over."""
+        """Note that its run is over."""
 
 
 class AddressBook(Protocol):
-    """Where servers came to listen, for launchers that cannot plan it.
+    """Addresses of servers, for launchers that cannot plan them.
 
     A launcher offers it as `address_book` of its `NodeContext`s (for nodes) and of its
     `Workers` (for the script that launched). Without one, addresses are as planned.
     """
 
     def listen(self, planned: str) -> str:
-        """Return the address that the server planned at `planned` is to listen on."""
+        """Return the address to listen on for the server planned at `planned`."""
         ...
 
     def publish(self, planned: str, address: str) -> None:
-        """Take note of where it listens."""
+        """Note the address of the server."""
         ...
 
     def find(self, planned: str) -> str:
-        """Return where it listens; waits, within a bound, until that is known.
+        """Return the address of the server; wait, within a bound, until it is known.
 
         Raises:
           LaunchError: It was not published in time.
@@ -85,16 +85,16 @@ class AddressBook(Protocol):
     def dial(
         self, planned: str, limits: MessageLimits
     ) -> Callable[[float], Connection]:
-        """Return what connects to a server of `rpc`, wherever it is by then."""
+        """Return a function that connects to a server of `rpc`, wherever it is then."""
         ...
 
     def server_options(self) -> Mapping[str, Any]:
-        """Return what a server of `rpc` needs to be reached from other hosts."""
+        """Return arguments for a server of `rpc` that other hosts can reach."""
         ...
 
 
 class SimpleLocalAddressBuilder(AbstractAddressBuilder):
-    """A port of this host that was free, and that no other builder was given."""
+    """A port of this host that was free, and that no other builder has."""
 
     def __init__(self) -> None:
         self._address = f"localhost:{_free_port()}"
@@ -108,8 +108,8 @@ class PlannedPortBuilder(AbstractAddressBuilder):
     """A port for a server of the user's own: of this host, or of the node's.
 
     Args:
-      planned: Names it in an address book.
-      owner: The worker whose server it is.
+      planned: Name of its entry in an address book.
+      owner: Worker of the server.
     """
 
     def __init__(self, planned: str, owner: str) -> None:
@@ -134,17 +134,17 @@ class PlannedPortBuilder(AbstractAddressBuilder):
 
 
 class PlannedAddressBuilder(AbstractAddressBuilder):
-    """Where the plan says, or where the launcher's address book says it came to be.
+    """The address of the plan, or of the launcher's address book if it has one.
 
     Args:
-      planned: The address of the plan.
-      limits: Of messages, the program's.
+      planned: Address of the plan.
+      limits: Message limits of the program.
     """
 
     def __init__(self, planned: str, limits: MessageLimits) -> None:
         self._planned = planned
         self._limits = limits
-        # Of the launching process; a node asks its context.
+        # Used in the launching process; a node has it in its context.
         self._book_here: AddressBook | None = None
         self._is_over = False
         # Appended to by the launching script's threads, emptied by the driver's.
@@ -152,7 +152,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         self._has_ended = False  # set before `_clients` is read, read after it grew
 
     def build(self) -> str:
-        """Return where clients reach it.
+        """Return the address for clients.
 
         Raises:
           LaunchError: The run is over.
@@ -166,7 +166,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         return self._planned if book is None else book.find(self._planned)
 
     def client_options(self) -> dict[str, Any]:
-        """Return what a client is made with: servers elsewhere are found when called.
+        """Return arguments for a client; servers elsewhere are found when called.
 
         Raises:
           LaunchError: The run is over.
@@ -178,24 +178,24 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         return {"address": self._planned, "dial": dial}
 
     def server_options(self) -> dict[str, Any]:
-        """Return what its server is made with, besides where it listens."""
+        """Return arguments for its server, besides the address."""
         book = self._book()
-        of_book = {} if book is None else book.server_options()
-        return {"limits": self._limits, **of_book}
+        options = {} if book is None else book.server_options()
+        return {"limits": self._limits, **options}
 
     def listening(self) -> str:
-        """Return where its server is to listen."""
+        """Return the address for its server to listen on."""
         book = self._book()
         return self._planned if book is None else book.listen(self._planned)
 
     def publish(self, address: str) -> None:
-        """Let others know where its server listens."""
+        """Publish its server's address."""
         book = self._book()
         if book is not None:
             book.publish(self._planned, address)
 
     def look_up_in(self, workers: Any) -> None:
-        """Ask what the launcher made, in the launching process, where no node runs."""
+        """Use the launcher's `Workers` in the launching process, where no node runs."""
         self._book_here = getattr(workers, "address_book", None)
         self.exchange = getattr(workers, "exchange", None)
 
@@ -206,10 +206,10 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
             self.note_ended()
 
     def note_ended(self) -> None:
-        """Let clients of the launching process not wait for a server that is done."""
+        """Make clients of the launching process fail: the server is done."""
         self._has_ended = True
         for client in [*self._clients]:
-            if isinstance(client, Client):  # not what a launcher has in its place
+            if isinstance(client, Client):  # not the client of a launcher's exchange
                 wait_no_longer(client)
 
     def retire(self) -> None:
@@ -223,12 +223,12 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         return self._book_here if context is None else context.address_book
 
     def __getstate__(self) -> dict[str, Any]:
-        of_launcher = {"_book_here": None, "exchange": None, "_clients": []}
-        return {**vars(self), **of_launcher}
+        stays_here = {"_book_here": None, "exchange": None, "_clients": []}
+        return {**vars(self), **stays_here}
 
 
 def _free_port() -> int:
-    """Return a port that was free just now, another one each time."""
+    """Return a port that was free just now, a different one each time."""
     while (port := free_port()) in _GIVEN_PORTS:
         pass
     _GIVEN_PORTS.add(port)

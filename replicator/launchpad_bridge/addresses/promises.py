@@ -1,9 +1,9 @@
 """Addresses that are known only once a program is launched, or once a node runs.
 
-    Address            stands in nodes and handles; has a name, belongs to one node
-    builder            bound to it at launch; makes the string where it is asked for
-    address book       of a launcher whose nodes live on several hosts: a server tells
-                       it where it came to listen, a client asks it where that is
+    Address            part of nodes and handles; has a name, belongs to one node
+    builder            bound to it at launch; makes the string where it is used
+    address book       of a launcher whose nodes run on several hosts: a server
+                       publishes its address in it, a client looks it up
 
 Under threads and processes all is planned before the start: `CourierNode`s listen on
 sockets in the run's folder, and no port is ever free and then taken. Only an `Address`
@@ -31,20 +31,20 @@ _NAME = re.compile("[a-z][a-z0-9]*")
 
 
 class Address:
-    """The address of a server, to be known at run time.
+    """Address of a server that is known only at run time.
 
     Attributes:
-      name: Of the port, for launchers that name ports.
+      name: Name of the port, for launchers that name ports.
     """
 
     def __init__(self, name: str | None = None) -> None:
-        """Make one that no node owns yet.
+        """Make an address that no node owns yet.
 
         Args:
           name: Lower-case letters and digits.
 
         Raises:
-          ProgramError: It is not.
+          ProgramError: `name` holds other characters.
         """
         if name is not None and not _NAME.fullmatch(name):
             raise ProgramError(
@@ -56,16 +56,16 @@ class Address:
         self._owning_node: Any = None
 
     def bind(self, address_builder: AbstractAddressBuilder) -> None:
-        """Say what makes the address where it is asked for; the launcher does."""
+        """Set the builder of the address; called by the launcher."""
         self._address_builder = address_builder
 
     def bind_planned(self, planned: str, owner: str, limits: MessageLimits) -> None:
         """Bind it at launch.
 
         Args:
-          planned: A socket of the run's own, for a server of `rpc`.
-          owner: The worker whose server it is.
-          limits: Of messages, the program's.
+          planned: Socket in the run's folder, for a server of `rpc`.
+          owner: Worker of the server.
+          limits: Message limits of the program.
         """
         self.bind(PlannedPortBuilder(planned, owner))
 
@@ -75,7 +75,7 @@ class Address:
 
     @property
     def builder(self) -> AbstractAddressBuilder:
-        """Return what it was bound to.
+        """Return the builder that it was bound to.
 
         Raises:
           LaunchError: The program was not launched, or no node owns the address.
@@ -103,7 +103,7 @@ class Address:
         return self.builder.build()
 
     def assign(self, node: Any) -> None:
-        """Let a node own it, which must be done exactly once.
+        """Make a node its owner, which must be done exactly once.
 
         Raises:
           ProgramError: Another node owns it.
@@ -126,7 +126,7 @@ class Address:
 
     def __getstate__(self) -> dict[str, Any]:
         state = vars(self).copy()
-        # The node stays where it is: what travels is its description.
+        # The node is not pickled, only its description.
         if not isinstance(self._owning_node, str):
             state["_owning_node"] = (
                 f"Restored from pickle node named: {self._owning_node!r}"
@@ -135,10 +135,10 @@ class Address:
 
 
 class RpcAddress(Address):
-    """Where a server of `rpc` listens: planned by the launch, unlike a port."""
+    """Address of a server of `rpc`: planned by the launch, unlike a port."""
 
     def bind_planned(self, planned: str, owner: str, limits: MessageLimits) -> None:
-        """Bind it to a socket of the run's own."""
+        """Bind it to a socket in the run's folder."""
         self.bind(PlannedAddressBuilder(planned, limits))
 
     def bind_here(self) -> None:
@@ -152,16 +152,19 @@ def get_port_from_address(address: str) -> int:
 
     Args:
       address: "host:1234", or "host:name" where `LP_PORT_name` holds the number.
+
+    >>> get_port_from_address("localhost:1234")
+    1234
     """
     port = address.rsplit(":", 1)[-1]
     return int(port) if port.isdigit() else int(os.environ[f"LP_PORT_{port}"])
 
 
 def bind_addresses(nodes: Sequence[Any]) -> None:
-    """Let single nodes run in this process without a program: for tests of them.
+    """Let single nodes run in this process without a program, in tests.
 
     Args:
-      nodes: Whose servers will listen here.
+      nodes: Nodes whose servers will listen here.
     """
     for node in nodes:
         node.bind_addresses()

@@ -43,8 +43,8 @@ from replicator.launchpad_bridge.learner.published import (
     Variables,
 )
 from replicator.launchpad_bridge.learner.shares import (
+    BatchShare,
     Saves,
-    Share,
     SharedBatches,
     Shares,
 )
@@ -54,7 +54,7 @@ from replicator.launchpad_bridge.learner.trajectory_batches import (
 )
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories import arguments
-from replicator.launchpad_bridge.trajectories.table import Table, Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn, Table
 from replicator.replicator import Replicator
 from replicator.training.session import Session
 
@@ -118,7 +118,7 @@ class ReplicatedLearner:
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
+    ) -> ActorTurn:
         """Take in trajectories: `Table.insert` of the learner's own table."""
         return self._own_table.insert(
             trajectories,
@@ -130,7 +130,7 @@ class ReplicatedLearner:
         )
 
     @arguments.TURN
-    def turn(self, actor: str) -> Turn:
+    def turn(self, actor: str) -> ActorTurn:
         """Return what an actor is to do: `Table.turn` of the learner's own table."""
         return self._own_table.turn(actor)
 
@@ -211,7 +211,7 @@ class ReplicatedLearner:
             time.sleep(_LOOK_S)
 
     @accepts(process=whole(1), number=whole(), timeout_s=seconds())
-    def share(self, process: int, number: int, timeout_s: float) -> Share | None:
+    def share(self, process: int, number: int, timeout_s: float) -> BatchShare | None:
         """Return a process's rows of a batch; for the learner's own processes.
 
         Args:

@@ -54,7 +54,7 @@ class Saves(Every):
 
 @rpc.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class BatchShare:
     """What a process gets of a batch.
 
     Attributes:
@@ -86,7 +86,7 @@ class Shares(Iterator[PyTree]):
         self._saves = saves
         # Guards `_parts` and `_ended`; nothing is called while it is held.
         self._changed = threading.Condition()
-        self._parts: dict[tuple[int, int], Share] = {}  # by number and process
+        self._parts: dict[tuple[int, int], BatchShare] = {}  # by number and process
         self._ended = False
 
     def __iter__(self) -> Self:
@@ -107,7 +107,7 @@ class Shares(Iterator[PyTree]):
             self._saves.behind.add(number + 1)
         state = self._batches.get_state()
         parts = [
-            Share(batch=part, state=state, is_saved=is_saved)
+            BatchShare(batch=part, state=state, is_saved=is_saved)
             for part in _cut(batch, self._processes)
         ]
         if len(parts) > 1:
@@ -117,7 +117,7 @@ class Shares(Iterator[PyTree]):
                 self._changed.notify_all()
         return parts[0].batch
 
-    def share(self, process: int, number: int, timeout_s: float) -> Share | None:
+    def share(self, process: int, number: int, timeout_s: float) -> BatchShare | None:
         """Return the rows of a process; None if they are not there in time."""
         with self._changed:
             wait_for(
@@ -127,7 +127,11 @@ class Shares(Iterator[PyTree]):
             )
             if (number, process) in self._parts:
                 return self._parts.pop((number, process))
-            return Share(batch=None, state={}, is_saved=False) if self._ended else None
+            return (
+                BatchShare(batch=None, state={}, is_saved=False)
+                if self._ended
+                else None
+            )
 
     def get_state(self) -> dict[str, Any]:
         """Return where the whole batches are."""

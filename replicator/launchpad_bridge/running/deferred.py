@@ -1,7 +1,7 @@
 """`Deferred`: an argument that is made where the node runs, not where it is written.
 
-What cannot be pickled, or must not be shared (an environment, a connection, a jitted
-function), is made in the node itself:
+An object that cannot be pickled, or must not be shared (an environment, a connection, a
+jitted function), is made in the node itself:
 
     program.add_node(lp.CourierNode(Actor, lp.Deferred(make_environment, "pong")))
 """
@@ -21,7 +21,7 @@ _STACK_FRAMES = 12
 
 
 class _Nowhere:
-    """Stands for "no node" among the nodes that an object was made for."""
+    """Key for "no node" among the workers that an object was made for."""
 
 
 _NOWHERE = _Nowhere()
@@ -31,7 +31,7 @@ class Deferred(Composite[Made], Generic[Made]):
     """Calls a constructor where a node starts, once for each worker.
 
     Handles, and other `Deferred`, among its arguments are dereferenced. Nodes of one
-    worker (a `MultiThreadingColocation`) share what is made; other workers make their
+    worker (a `MultiThreadingColocation`) share the object; other workers make their
     own, under threads as under processes.
 
     >>> Deferred(int, "7").dereference()
@@ -39,12 +39,12 @@ class Deferred(Composite[Made], Generic[Made]):
     """
 
     def __init__(self, constructor: Callable[..., Made], *args: Any, **kwargs: Any):
-        """Remember what to call.
+        """Store the call; `dereference` makes it.
 
         Args:
-          constructor: What makes the object.
-          *args: Its arguments.
-          **kwargs: Its named arguments.
+          constructor: Returns the object.
+          *args: Arguments of the constructor.
+          **kwargs: Named arguments of the constructor.
         """
         self._constructor = constructor
         self._args = args
@@ -54,14 +54,14 @@ class Deferred(Composite[Made], Generic[Made]):
 
     @property
     def arguments(self) -> Arguments:
-        """Return what may hold handles."""
+        """Return the arguments, which may hold handles."""
         return (self._args, self._kwargs)
 
     def dereference(self) -> Made:
         """Return the object; make it if this worker has not yet.
 
         Raises:
-          LaunchError: The constructor raised; says where the `Deferred` was written.
+          LaunchError: The constructor raised; shows where the `Deferred` was written.
         """
         context = node_context.current()
         maker: object = _NOWHERE if context is None else context.root

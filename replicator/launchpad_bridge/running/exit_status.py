@@ -1,11 +1,12 @@
-"""A script whose program failed exits non-zero, whether or not it waited for it.
+"""Exit status of a script whose program failed: non-zero, even if it did not wait.
 
-Here all runs of this process are known, also to signals (`interrupts`) and `lp.stop()`.
+This module lists all runs of this process, for signals (`interrupts`) and `lp.stop()`.
 
 A script that only calls `lp.launch(program)` goes on until the program has ended: the
 hook below waits for it where Python waits for threads, before pools of threads close.
-Python has no way to change the exit status from there on, so a last word is left in a
-place that is cleared last: when its turn comes, all else has been closed and flushed.
+Python has no way to change the exit status from there on, so an object is left in a
+place that Python clears last: its deletion ends the process, after all else has been
+closed and flushed.
 """
 
 import concurrent.futures.thread  # noqa: F401  # its own hook must run after ours
@@ -21,12 +22,12 @@ from typing import Protocol
 from replicator.base.host.standard_streams import flush_output, lossy
 
 _KEPT_AT = "_replicator_exit_status"
-# What Python calls between a script's end and the hooks of `threading`.
+# Called by Python between a script's end and the hooks of `threading`.
 _SHUTDOWN = getattr(getattr(threading, "_shutdown", None), "__code__", None)
-# Of `_unseen` and `_is_prepared`, and of changes of `_runs`, which whoever walks it
-# copies: a signal handler may have interrupted whoever holds this lock. It is not held
-# while a run is stopped or awaited. Re-entrant: a failure that is raised in a test is
-# noted as seen in a signal handler, too.
+# Guards `_unseen`, `_is_prepared` and changes of `_runs`; readers of `_runs` copy it,
+# as a signal handler may have interrupted the lock's holder. It is not held while a run
+# is stopped or awaited. Re-entrant: a failure that is raised in a test is noted as seen
+# in a signal handler, too.
 _LOCK = threading.RLock()
 _runs: "list[LiveRun]" = []
 _unseen: dict[str, BaseException] = {}
@@ -35,11 +36,11 @@ _is_exiting = False
 
 
 class LiveRun(Protocol):
-    """What a run lets others of this process know."""
+    """Part of `run.Run` that this module uses; `run` imports this one."""
 
     @property
     def run_id(self) -> str:
-        """Return what tells it from others."""
+        """Return the unique id of the run."""
         ...
 
     @property
@@ -52,7 +53,7 @@ class LiveRun(Protocol):
         ...
 
     def interrupt(self, signum: int) -> None:
-        """Take note of a signal; called in a signal handler."""
+        """Note a signal and ask the run to stop; called in a signal handler."""
         ...
 
     def wait_end(self) -> None:
@@ -73,7 +74,7 @@ def is_exiting(frame: FrameType | None) -> bool:
     """Return whether the script has come to its end, and waits for its programs.
 
     Args:
-      frame: Where the main thread is. Between the script's last line and our hook it is
+      frame: Frame of the main thread. Between the script's last line and our hook it is
         in Python's own code, and an error that is raised there is lost.
     """
     while frame is not None and not _is_exiting:
@@ -84,7 +85,7 @@ def is_exiting(frame: FrameType | None) -> bool:
 
 
 def keep_alive(run: LiveRun) -> None:
-    """Let the script go on, at its end, until this run is over."""
+    """Make the script wait, at its end, until this run is over."""
     global _is_prepared
     with _LOCK:
         _runs.append(run)
@@ -97,7 +98,7 @@ def keep_alive(run: LiveRun) -> None:
 
 
 def let_go(run: LiveRun) -> None:
-    """Know that a run is over."""
+    """Forget a run that is over."""
     with _LOCK:
         _runs.remove(run)
 
@@ -114,19 +115,19 @@ def wait_for_runs() -> None:
 
 
 def note_failure(run_id: str, error: BaseException) -> None:
-    """Keep the failure of a run, until somebody has seen it."""
+    """Keep the failure of a run until it is raised or read somewhere."""
     with _LOCK:
         _unseen[run_id] = error
 
 
 def seen(run_id: str) -> None:
-    """Know that the failure of a run was raised where somebody could handle it."""
+    """Forget the failure of a run: it was raised where code could handle it."""
     with _LOCK:
         _unseen.pop(run_id, None)
 
 
 def _forget() -> None:
-    """Know nothing of the parent's runs, in a process that it forked."""
+    """Forget the parent's runs, in a process that it forked."""
     global _is_exiting, _LOCK
     # A thread of the parent that may have held the old one is not in this process.
     _LOCK = threading.RLock()
@@ -140,7 +141,7 @@ def _at_exit() -> None:
     _is_exiting = True
     status = 0
     for run in list(_runs):
-        if hasattr(sys, "ps1"):  # who leaves a prompt or a notebook means to end it
+        if hasattr(sys, "ps1"):  # leaving a prompt or a notebook ends its programs
             run.stop()
         run.wait_end()
         status = status or run.signal_status()
@@ -156,10 +157,10 @@ def _leave_with(status: int) -> None:
         # Such a child ends by `os._exit` with a status of its own; nothing comes after.
         flush_output()
         os._exit(status)
-    setattr(sys, _KEPT_AT, _LastWord(status))
+    setattr(sys, _KEPT_AT, _ExitWhenDeleted(status))
 
 
-class _LastWord:
+class _ExitWhenDeleted:
     """Ends the process when it is deleted, which is when Python itself ends."""
 
     def __init__(self, status: int, leave: Callable[[int], None] = os._exit) -> None:
@@ -171,7 +172,7 @@ class _LastWord:
 
 
 def _chain_excepthook() -> None:
-    """Stop the programs of a script that itself failed."""
+    """Make an error that ends the script stop its programs first."""
     before = sys.excepthook
 
     def stop_runs(

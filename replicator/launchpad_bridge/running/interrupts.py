@@ -1,9 +1,9 @@
 """Signals while programs run: Ctrl-C once is graceful, twice immediate.
 
-The handlers tell the runs, and raise nothing where this process waits for one: `wait`
-raises `KeyboardInterrupt` itself, once all has stopped. In other code of the script
-they act as they would without us. They are installed by the first launch of the main
-thread, and taken away when no run is left.
+The handlers ask the runs to stop, and raise nothing while this process waits for one:
+`wait` raises `KeyboardInterrupt` itself, once all has stopped. In other code of the
+script they act as they would without us. They are installed by the first launch of the
+main thread, and removed when no run is left.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from typing import Any
 from replicator.launchpad_bridge.running import exit_status
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Changed in the main thread only, which the handlers run in. `_to_raise` is appended to
-# by timers' threads.
+# Changed only in the main thread, in which the handlers run; threads of timers append
+# to `_to_raise`.
 _before: dict[int, Any] = {}
 _to_raise: "list[Callable[[FrameType | None], BaseException | None]]" = []
-# Counted by the main thread only, which the handler runs in.
+# Counted only by the main thread, in which the handler runs.
 _waits = 0
 
 
 def watch() -> None:
-    """Have signals told to all runs, if this is the main thread."""
+    """Install the handlers, if this is the main thread."""
     if threading.current_thread() is threading.main_thread():
         for signum in _SIGNALS:
             handler = signal.getsignal(signum)
@@ -34,8 +34,8 @@ def watch() -> None:
 
 
 def tidy() -> None:
-    """Give the signals back, where that can be done and nobody needs them."""
-    # A run ends in its driver's thread: the end of the main thread's wait does it then.
+    """Restore the handlers before ours, in the main thread, if no run is left."""
+    # A run ends in its driver's thread: the main thread does it after its wait.
     is_main = threading.current_thread() is threading.main_thread()
     if exit_status.live_runs() or not is_main:
         return
@@ -47,7 +47,7 @@ def tidy() -> None:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Know that the main thread waits for a run, and is not to be torn out of that."""
+    """Mark that the main thread waits for a run: handlers must not raise in it."""
     global _waits
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -66,8 +66,8 @@ def raise_in_main(
     """Interrupt the main thread, from another one, with an error.
 
     Args:
-      decide: Gets the frame that the main thread is in; returns what to raise there, or
-        None if that is not a place for it.
+      decide: Called with the main thread's frame; returns the error to raise there, or
+        None to raise nothing.
     """
     main = threading.main_thread()
     if main.ident is None or signal.getsignal(signal.SIGINT) is not _handle:
@@ -85,13 +85,13 @@ def _handle(signum: int, frame: FrameType | None) -> None:
     runs = exit_status.live_runs()
     for run in runs:
         run.interrupt(signum)
-    # A wait whose runs have just ended is about to say so itself.
+    # A wait whose runs have just ended raises by itself.
     if not (_waits or (runs and exit_status.is_exiting(frame))):
         _as_before(signum, frame)
 
 
 def _as_before(signum: int, frame: FrameType | None) -> None:
-    """Do what the signal would have done without us, but let programs stop first."""
+    """Act as without our handlers, but let programs stop first."""
     by_default = (
         signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
     )

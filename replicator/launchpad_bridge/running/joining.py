@@ -1,9 +1,9 @@
-"""Members of a group find each other, wherever they run, and join by `initialize`.
+"""Join the members of a group, wherever they run, by `initialize`.
 
-Process 0 chooses a port of its host and says so, the others wait for that: in the run's
-folder where all are on one host, through the launcher's address book where they may not
-be. Each start of the group has a port, and a place to say it, of its own: who joins
-meets nobody of a start before.
+Process 0 chooses a port of its host and publishes it, the others wait for it: in the
+run's folder where all are on one host, through the launcher's address book where they
+may not be. Each start of the group has a port, and a place to publish it, of its own:
+no process joins members of an earlier start.
 """
 
 import os
@@ -26,13 +26,13 @@ def join_group(folder: Path, process: int, processes: int) -> None:
     """Make this worker's process one of its group; returns when all have joined.
 
     Args:
-      folder: Of the run.
-      process: Which of the group this is.
-      processes: How many it has.
+      folder: Folder of the run.
+      process: Number of this process in the group.
+      processes: Number of processes in the group.
 
     Raises:
-      LaunchError: Process 0 did not come in time.
-      DistributedError: Another one did not; says which.
+      LaunchError: Process 0 did not publish its address in time.
+      DistributedError: Others did not join in time; names them.
     """
     context = node_context.get_context()
     label = context.worker.partition("/")[0]
@@ -51,7 +51,7 @@ def join_group(folder: Path, process: int, processes: int) -> None:
         num_processes=processes,
         process_id=process,
     )
-    # For a function that calls `initialize` itself, and for what it starts.
+    # For a function that calls `initialize` itself, and for processes it starts.
     os.environ.update(as_environment(cluster))
     os.environ["REPLICATOR_ATTEMPT"] = str(context.attempt)
     os.environ[FILE_VARIABLE] = str(folder / "secret")
@@ -59,7 +59,7 @@ def join_group(folder: Path, process: int, processes: int) -> None:
 
 
 def _meet_here(place: Path, process: int) -> str:
-    """Return where process 0 listens, on this host; it says so, the others wait."""
+    """Return the address of process 0, on this host; 0 writes it, the others wait."""
     if process == 0:
         draft = place.with_name(f"{place.name}.new")
         draft.write_text(f"127.0.0.1:{free_port()}")
@@ -68,8 +68,8 @@ def _meet_here(place: Path, process: int) -> str:
     while not place.exists():
         if time.monotonic() >= until_s:
             raise LaunchError(
-                f"Process 0 of the group must say within {_MEET_S:g} s where it is, "
-                "got nothing. See in its log what keeps it."
+                f"Process 0 of the group must publish its address within {_MEET_S:g} "
+                "s, got none. See its log."
             )
         time.sleep(_LOOK_S)
     return place.read_text()

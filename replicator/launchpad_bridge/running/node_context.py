@@ -1,11 +1,11 @@
-"""What a node knows of the run it is in, and how code in it finds that out.
+"""Context of a running node: its program, worker and stop event, for code in it.
 
 A thread that runs a node has a context of its own. Other threads of the node (handlers
-of its server, threads it started) have none; they find the one of their process where
-there is only one, which is so under processes and on a cluster.
+of its server, threads it started) have none; they use the one of their process if there
+is only one, as under processes and on a cluster.
 
     root context       of a worker; made where the worker starts
-    inner context      of a node colocated in it: a stop event of its own, else alike
+    inner context      of a node colocated in it: the same, with its own stop event
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launch_types import LaunchType, launch_type_of
 from replicator.launchpad_bridge.protocols import NodeContext, Resources
 from replicator.launchpad_bridge.running import exit_status
-from replicator.launchpad_bridge.running.hung_node import fail_node
+from replicator.launchpad_bridge.running.node_watchdog import fail_node
 from replicator.launchpad_bridge.running.stop_event import StopEvent, mirrored
 
 _THREAD = threading.local()
-# Of `_ROOTS`; no code of others is called while it is held.
+# Guards `_ROOTS`; nothing else is called while it is held.
 _LOCK = threading.Lock()
 _ROOTS: set["RunningContext"] = set()
 
@@ -34,31 +34,31 @@ class RunningContext:
       program: The program's name.
       worker: The worker's name: "label" or "label/index".
       launcher: The launcher's name: "threads", "processes", "test", "ray".
-      attempt: Which start of this worker it is: 0 for the first.
-      run_id: Of the run.
-      address_book: What the launcher knows of addresses; None if they are as planned.
-      exchange: The launcher's own way of calls; None for `rpc`.
-      by_reference: Whether calls within this process need not copy what they carry.
+      attempt: Number of this start of the worker: 0 for the first.
+      run_id: Unique id of the run.
+      address_book: The launcher's address book; None if addresses are as planned.
+      exchange: The launcher's own implementation of calls; None for `rpc`.
+      by_reference: Whether calls within this process need not copy their arguments.
     """
 
     def __init__(
         self,
-        of: NodeContext,
+        base: NodeContext,
         *,
         run_id: str,
         launch_config: Resources | None = None,
         launch_type: LaunchType | str | None = None,
         parent: "RunningContext | None" = None,
     ) -> None:
-        self._of = of
-        self.program = of.program
-        self.worker = of.worker
-        self.launcher = of.launch_type
-        self.attempt = of.attempt
+        self._base = base
+        self.program = base.program
+        self.worker = base.worker
+        self.launcher = base.launch_type
+        self.attempt = base.attempt
         # Few launchers offer these.
-        self.address_book: Any = getattr(of, "address_book", None)
-        self.exchange: Any = getattr(of, "exchange", None)
-        self.by_reference: bool = getattr(of, "by_reference", False)
+        self.address_book: Any = getattr(base, "address_book", None)
+        self.exchange: Any = getattr(base, "exchange", None)
+        self.by_reference: bool = getattr(base, "by_reference", False)
         self._launch_type = launch_type
         self.run_id = run_id
         self.launch_config = launch_config or Resources()
@@ -67,34 +67,36 @@ class RunningContext:
         self._over = threading.Event()
         self._thread = threading.current_thread()  # the node's, once it is entered
         self.stop_event = (
-            self._inner_event() if parent else mirrored(of.stop_event, over=self._over)
+            self._inner_event()
+            if parent
+            else mirrored(base.stop_event, over=self._over)
         )
         self._at_end: list[Callable[[], None]] = []
         self.stop_handlers: list[Any] = []
 
     @property
     def launch_type(self) -> LaunchType | str:
-        """Return upstream's launch type; the launcher's name where there is none."""
+        """Return Launchpad's launch type; the launcher's name if it has none."""
         if self._launch_type is not None:
-            return self._launch_type  # two of upstream's names are one launcher
+            return self._launch_type  # two of Launchpad's types have one launcher
         with contextlib.suppress(ValueError):
             return LaunchType(self.launcher)
         return self.launcher
 
     @property
     def program_stopper(self) -> Callable[..., None]:
-        """Return what stops the program; it can be pickled."""
+        """Return a function that stops the program; it can be pickled."""
         return ProgramStopper()
 
     def stop_program(self) -> None:
         """Ask for the whole run to stop; returns at once."""
-        self._of.stop_program()
+        self._base.stop_program()
 
     def fail(self, report: str) -> None:
         """End the node with an error, from another thread: a watchdog of a run in it.
 
         Args:
-          report: What the error says.
+          report: Text of the error.
         """
         fail_node(
             self._thread,
@@ -106,7 +108,7 @@ class RunningContext:
         )
 
     def _others(self) -> list[str]:
-        """Return the workers that run in this process as well."""
+        """Return the names of the other workers in this process."""
         with _LOCK:
             return sorted(root.worker for root in _ROOTS if root is not self.root)
 
@@ -114,13 +116,13 @@ class RunningContext:
         return StopEvent() if self.exchange is None else self.exchange.stop_event()
 
     def when_over(self, close: Callable[[], None]) -> None:
-        """Close something when the worker has ended."""
+        """Call `close` when the worker has ended."""
         self._at_end.append(close)
 
     def inner(self) -> "RunningContext":
         """Return a context for a node colocated in this one."""
         return RunningContext(
-            self._of,
+            self._base,
             run_id=self.run_id,
             launch_config=self.launch_config,
             launch_type=self._launch_type,
@@ -163,7 +165,7 @@ class RunningContext:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramStopper:
-    """Stops the program of whoever calls it; can be pickled."""
+    """Stops the program of the node that calls it; can be pickled."""
 
     def __call__(self, mark_as_completed: bool = False) -> None:
         """Ask for the whole run to stop; returns at once."""
@@ -182,7 +184,7 @@ class LooseContext:
         self.stop_event = StopEvent()
 
     def stop_program(self) -> None:
-        """Stop this node, which is all there is."""
+        """Stop this node, the only one."""
         self.stop_event.set()
 
 
@@ -192,7 +194,7 @@ def loose_context() -> RunningContext:
 
 
 class LaunchContext:
-    """What a node knows before it runs; the launcher fills it in."""
+    """Launch settings of a node before it runs; the launcher fills them in."""
 
     def __init__(self) -> None:
         self._known: tuple[LaunchType | str, Any, Callable[..., None]] | None = None
@@ -203,12 +205,12 @@ class LaunchContext:
         launch_config: Any,
         program_stopper: Callable[..., None] | None = None,
     ) -> None:
-        """Fill it in; the launcher does."""
+        """Set all values; called by the launcher."""
         self._known = launch_type, launch_config, program_stopper or ProgramStopper()
 
     @property
     def launch_type(self) -> LaunchType | str:
-        """Return how the program was launched."""
+        """Return the launch type of the program."""
         return self._checked()[0]
 
     @property
@@ -218,7 +220,7 @@ class LaunchContext:
 
     @property
     def program_stopper(self) -> Callable[..., None]:
-        """Return what stops the program."""
+        """Return a function that stops the program."""
         return self._checked()[2]
 
     def _checked(self) -> tuple[LaunchType | str, Any, Callable[..., None]]:
@@ -260,15 +262,15 @@ def get_context() -> RunningContext:
 
 
 def known_programs() -> dict[str, tuple[str, Callable[[], None]]]:
-    """Return the programs that run here, or have workers: name and what stops it."""
+    """Return the programs that run or have workers here: name, and how to stop it."""
     launched = {r.run_id: (r.program, r.stop) for r in exit_status.live_runs()}
     with _LOCK:
-        of_workers = {root.run_id: (root.program, root.stop_program) for root in _ROOTS}
-    return {**launched, **of_workers}
+        working = {root.run_id: (root.program, root.stop_program) for root in _ROOTS}
+    return {**launched, **working}
 
 
 def forget_run(run_id: str) -> None:
-    """Know nothing more of the threads of a run that is over, and were left behind."""
+    """Forget the contexts of threads that a run left behind at its end."""
     with _LOCK:
         _ROOTS.difference_update({r for r in _ROOTS if r.run_id == run_id})
 
@@ -306,10 +308,13 @@ def make_program_stopper(launch_type: LaunchType | str) -> ProgramStopper:
     """Return a function, which can be pickled, that stops the program it is called in.
 
     Args:
-      launch_type: How the program will be launched; any.
+      launch_type: Launch type of the program; any.
 
     Raises:
       ArgumentError: There is no such launch type.
+
+    >>> make_program_stopper("threads")
+    ProgramStopper()
     """
     launch_type_of(launch_type)
     return ProgramStopper()

@@ -1,4 +1,4 @@
-"""What a worker runs: its node, in a context, with errors that name their edges."""
+"""Run a worker's node in a context, with errors that name their edges."""
 
 import dataclasses
 import os
@@ -27,8 +27,8 @@ class Target:
     """A worker that a node calls.
 
     Attributes:
-      name: The worker's.
-      calls_back: Whether it has, by whatever way, a handle of the caller.
+      name: Name of the worker.
+      calls_back: Whether it has, directly or not, a handle of the caller.
     """
 
     name: str
@@ -40,15 +40,15 @@ class NodeRun:
     """The `run` of an `Executable`.
 
     Attributes:
-      node: What runs.
-      function: Runs it.
-      name: The worker's.
-      run_id: Of the run.
-      resources: Of the group.
-      targets: Who is called, by planned address.
-      launch_type: How the program was launched; None: as the launcher is called.
+      node: Node to run.
+      function: Runs the node.
+      name: Name of the worker.
+      run_id: Unique id of the run.
+      resources: Resources of the group.
+      targets: Workers that it calls, by planned address.
+      launch_type: Launch type of the program; None for the launcher's name.
       flags: absl flags to set first, where the worker has a process of its own.
-      own_process: Whether it has one also where others are threads.
+      own_process: Whether it has one even if others are threads.
     """
 
     node: Any
@@ -83,14 +83,14 @@ class NodeRun:
             return result
 
     def _forget_run(self) -> None:
-        # A worker that is started again begins with a new object, and what one that has
-        # ended held, such as arrays on devices, is free.
+        # A restarted worker begins with a new object, and the memory of one that has
+        # ended, such as arrays on devices, is freed.
         forget_run = getattr(self.node, "forget_run", None)
         if callable(forget_run):
             forget_run()
 
     def _name_edges(self, error: BaseException) -> None:
-        """Note on a failed call from whom to whom it was."""
+        """Add the edge, caller and target, to the error of a failed call."""
         for failed in _rpc_errors(error):
             text = str(failed)
             for address, target in self.targets.items():
@@ -103,10 +103,10 @@ class NodeRun:
 
 
 def run_worker(executable: Executable, attempt: int, context: NodeContext) -> Exited:
-    """Run an executable in this thread, to its end; return how that came.
+    """Run an executable in this thread, to its end; return its outcome.
 
-    `sys.exit()` ends a node well, `sys.exit(1)` is a failure of it: as it would be of a
-    process of its own.
+    `sys.exit()` ends a node well, `sys.exit(1)` is a failure, as in a process of its
+    own.
     """
     try:
         result = executable.run(context)
@@ -125,7 +125,13 @@ def run_worker(executable: Executable, attempt: int, context: NodeContext) -> Ex
 
 
 def edge_of(error: BaseException) -> str:
-    """Return what the notes of an error say of the edge it came by; "" for nothing."""
+    """Return the note of an error that names its edge; "" for none.
+
+    >>> error = ValueError()
+    >>> error.add_note("On the edge actor -> learner")
+    >>> edge_of(error)
+    'On the edge actor -> learner'
+    """
     for note in getattr(error, "__notes__", ()):
         if note.startswith(_EDGE):
             return note
@@ -149,7 +155,7 @@ def _raised(executable: Executable, attempt: int, error: BaseException) -> Exite
 
 
 def _rpc_errors(error: BaseException | None) -> Iterator[RpcError]:
-    """Yield the failed calls among an error and what it came from."""
+    """Yield the failed calls among an error and its causes."""
     for _ in range(_LONGEST_CHAIN):
         if error is None:
             return
@@ -159,7 +165,7 @@ def _rpc_errors(error: BaseException | None) -> Iterator[RpcError]:
 
 
 def _why_not_ready(address: str, target: Target, caller: str) -> str:
-    """Say of a server that does not listen what may keep it."""
+    """Return the possible reasons why a server does not listen; "" if it does."""
     sockets = [a[5:] for a in address.split(",") if a.startswith("unix:")]
     if not sockets or any(os.path.exists(path) for path in sockets):
         return ""
@@ -167,6 +173,6 @@ def _why_not_ready(address: str, target: Target, caller: str) -> str:
     if target.calls_back:
         why += (
             f" (it has a handle of {caller}: constructors that call each other wait "
-            "for ever; call in `run`)"
+            "forever; call in `run`)"
         )
     return f"{why}, or it has ended."

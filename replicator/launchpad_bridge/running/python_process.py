@@ -1,4 +1,4 @@
-"""Upstream's configurations of a group, and what they become here."""
+"""Launchpad's configurations of a group, translated to `Resources` and flags."""
 
 import dataclasses
 import sys
@@ -11,7 +11,7 @@ from replicator.launchpad_bridge.protocols import Resources
 
 @dataclasses.dataclass
 class PythonProcess:
-    """What Launchpad calls the configuration of a local process.
+    """Launchpad's configuration of a local process.
 
     Attributes:
       args: absl flags that the process sets, by name.
@@ -24,13 +24,13 @@ class PythonProcess:
 
 @dataclasses.dataclass
 class DockerConfig:
-    """What Launchpad calls the configuration of a container; no launcher here has any.
+    """Launchpad's configuration of a container; no launcher here uses it.
 
     Attributes:
-      code_directory: The program's code.
-      docker_requirements: Its packages.
-      hw_requirements: What it needs of a machine.
-      python_path: Where its packages lie.
+      code_directory: Folder of the program's code.
+      docker_requirements: File that lists its packages.
+      hw_requirements: Requirements of the machine.
+      python_path: Folders of its packages.
     """
 
     code_directory: str | None = None
@@ -43,11 +43,14 @@ def resources_of(label: str, wanted: Any) -> tuple[Resources, Mapping[str, Any]]
     """Return the resources, and the flags, that a launch was given for a group.
 
     Args:
-      label: Of the group.
+      label: Label of the group.
       wanted: `Resources` or `PythonProcess`; None for neither.
 
     Raises:
       ProgramError: It is something else.
+
+    >>> resources_of("actors", PythonProcess(args={"seed": 3}))
+    (Resources(cpus=None, gpus=None, memory_bytes=None), {'seed': 3})
     """
     match wanted:
         case None:
@@ -64,7 +67,7 @@ def resources_of(label: str, wanted: Any) -> tuple[Resources, Mapping[str, Any]]
 
 
 def set_flags(args: Mapping[str, Any]) -> None:
-    """Set absl flags of this process, as if they stood on its command line.
+    """Set absl flags of this process, as if they were on its command line.
 
     A worker does not run the script: a flag that only the script defines is defined
     here, of the type of its value.
@@ -84,28 +87,30 @@ def set_flags(args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         if name not in flags.FLAGS:
             _define(flags, name, value)
-    given = [_word(name, value) for name, value in args.items() if value is not None]
+    given = [
+        _argument(name, value) for name, value in args.items() if value is not None
+    ]
     flags.FLAGS([sys.argv[0], *given], known_only=True)
 
 
 def _define(flags: Any, name: str, value: Any) -> None:
-    told = "Given by `PythonProcess.args`."
+    text = "Given by `PythonProcess.args`."
     match value:
         case bool():
-            flags.DEFINE_boolean(name, value, told)
+            flags.DEFINE_boolean(name, value, text)
         case int():
-            flags.DEFINE_integer(name, value, told)
+            flags.DEFINE_integer(name, value, text)
         case float():
-            flags.DEFINE_float(name, value, told)
+            flags.DEFINE_float(name, value, text)
         case list():
-            flags.DEFINE_list(name, value, told)
+            flags.DEFINE_list(name, value, text)
         case None:
-            flags.DEFINE_string(name, None, told)
+            flags.DEFINE_string(name, None, text)
         case _:
-            flags.DEFINE_string(name, str(value), told)
+            flags.DEFINE_string(name, str(value), text)
 
 
-def _word(name: str, value: Any) -> str:
+def _argument(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{'' if value else 'no'}{name}"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What nodes returned, by worker; one that could not be sent says so when asked for."""
+"""Results of nodes, by worker; reading one that could not be sent raises."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from replicator.errors import EncodeError
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Unsendable:
-    """In place of a result that cannot travel: of a node that has done its work.
+    """Replaces a result that cannot be sent, of a node that has done its work.
 
     Attributes:
-      reason: What in it cannot, and why.
+      reason: Part of it that cannot be sent, and why.
     """
 
     reason: str
@@ -27,16 +27,16 @@ class Results(Mapping[str, PyTree]):
         self._found = dict(found)
 
     def __getitem__(self, name: str) -> PyTree:
-        """Return what a worker returned.
+        """Return the result of a worker.
 
         Raises:
           KeyError: It has not returned, or there is no such worker.
-          EncodeError: What it returned could not be sent; says why.
+          EncodeError: Its result could not be sent; gives the reason.
         """
         value = self._found[name]
         if isinstance(value, Unsendable):
             raise EncodeError(
-                f"`{name}` must return what can be sent, got a result of which "
+                f"`{name}` must return a value that can be sent, got a result of which "
                 f"{value.reason}"
             )
         return value

@@ -1,4 +1,4 @@
-"""An event that, once it is set, also calls those who want to know."""
+"""An event that calls back when it is set."""
 
 import threading
 from collections.abc import Callable
@@ -11,13 +11,14 @@ class StopEvent(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        # A signal may set it while this thread holds the lock.
-        # The event's own lock is not re-entrant: no signal handler of ours sets it.
+        # Guards `_callbacks`; no callback runs under it. Re-entrant: a signal may set
+        # the event while this thread holds the lock. (The event's own lock is not: no
+        # signal handler of ours sets it.)
         self._calling = threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
 
     def set(self) -> None:
-        """Set it, and call who waits for that."""
+        """Set it, and call the callbacks."""
         # The flag first: `when_set` sees it, or has its callback in the list below.
         super().set()
         with self._calling:
@@ -27,7 +28,13 @@ class StopEvent(threading.Event):
             callback()
 
     def when_set(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once it is set, at once if it is; return what cancels that."""
+        """Call back once it is set, at once if it is; return a function that cancels.
+
+        >>> event = StopEvent()
+        >>> cancel = event.when_set(lambda: print("stopping"))
+        >>> event.set()
+        stopping
+        """
         with self._calling:
             if not self.is_set():
                 self._callbacks.append(callback)
@@ -37,17 +44,21 @@ class StopEvent(threading.Event):
 
     def _forget(self, callback: Callable[[], None]) -> None:
         with self._calling:
-            # Too late for one that `set` has taken already: that is still called.
+            # Too late for a callback that `set` has taken already: it is still called.
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
 
 
 def mirrored(event: threading.Event, *, over: threading.Event) -> StopEvent:
-    """Return a `StopEvent` that follows any event; itself where it is one.
+    """Return a `StopEvent` that follows any event; the event itself if it is one.
 
     Args:
-      event: What to follow.
+      event: Event to follow.
       over: Ends the following, which takes a thread for an event of another kind.
+
+    >>> event = StopEvent()
+    >>> mirrored(event, over=threading.Event()) is event
+    True
     """
     if isinstance(event, StopEvent):
         return event
@@ -59,5 +70,6 @@ def mirrored(event: threading.Event, *, over: threading.Event) -> StopEvent:
                 mirror.set()
                 return
 
+    # Ends once `event` or `over` is set; a daemon, for a worker that never sets them.
     threading.Thread(target=follow, name="stop-event", daemon=True).start()
     return mirror

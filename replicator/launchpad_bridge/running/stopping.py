@@ -1,4 +1,4 @@
-"""How a node learns that it is to stop: by waiting, by an event, by a handler."""
+"""Stop requests in a node: by waiting, by an event, by a handler."""
 
 import inspect
 import logging
@@ -13,7 +13,7 @@ from replicator.launchpad_bridge.running.node_context import RunningContext
 from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 _LOG = logging.getLogger(__name__)
-# Of `_OF_PROCESS`; no handler is called while it is held.
+# Guards `_OF_PROCESS`; no handler is called while it is held.
 _LOCK = threading.Lock()
 _OF_PROCESS: list[Callable[..., Any]] = []
 
@@ -25,10 +25,10 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
             ...  # every five seconds, until the program stops
 
     Args:
-      timeout_secs: How long; None for as long as the program runs, 0 not at all.
+      timeout_secs: Longest wait; None for as long as the program runs, 0 for none.
 
     Returns:
-      Whether the program is to stop.
+      True if the program is asked to stop.
 
     Raises:
       LaunchError: This thread belongs to no node.
@@ -37,7 +37,7 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
 
 
 def stop_event() -> StopEvent:
-    """Return the event that is set when this node is to stop.
+    """Return the event that is set when this node is asked to stop.
 
     Raises:
       LaunchError: This thread belongs to no node.
@@ -62,14 +62,14 @@ def stop_event() -> StopEvent:
 
 
 def register_stop_handler(handler: Callable[..., Any]) -> None:
-    """Have a function called once, when the program is asked to stop.
+    """Register a function to call once, when the program is asked to stop.
 
     In a node: when that node is asked, in a thread of its own; the worker waits for
-    it, and what it raises fails the node. Elsewhere: when a program that this process
+    it, and its error fails the node. Elsewhere: when a program that this process
     launched is asked.
 
     Args:
-      handler: Takes nothing, or what a signal handler takes.
+      handler: Takes no arguments, or those of a signal handler.
 
     Raises:
       ArgumentError: It is an `async def`.
@@ -95,7 +95,7 @@ def register_stop_handler(handler: Callable[..., Any]) -> None:
 
 
 def unregister_stop_handler(handler: Callable[..., Any]) -> None:
-    """Have a registered function not called; nothing happens where there is none."""
+    """Remove a registered function; do nothing if it is not registered."""
     context = node_context.current()
     for registered in [] if context is None else context.stop_handlers:
         if registered.handler == handler and registered.take_over():
@@ -107,7 +107,7 @@ def unregister_stop_handler(handler: Callable[..., Any]) -> None:
 
 
 def call_process_handlers() -> None:
-    """Call, and forget, the handlers that were registered outside of nodes."""
+    """Call and remove the handlers that were registered outside of nodes."""
     with _LOCK:
         handlers, _OF_PROCESS[:] = list(_OF_PROCESS), []
     for handler in handlers:
@@ -118,19 +118,23 @@ def call_process_handlers() -> None:
 
 
 def call_handler(handler: Callable[..., Any]) -> None:
-    """Call a stop handler with nothing, or as one of a signal."""
+    """Call a stop handler without arguments, or with those of a signal handler.
+
+    >>> call_handler(lambda signum, frame: print(signum.name))
+    SIGTERM
+    """
     try:
         inspect.signature(handler).bind()
     except TypeError:
         handler(signal.SIGTERM, None)
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         handler()
     else:
         handler()
 
 
 def finish_handlers(context: RunningContext) -> None:
-    """See, at the end of a node, its handlers through; raise what the first raised.
+    """Wait at the end of a node for its handlers; raise the first error of one.
 
     The wait has no bound of its own: a worker that does not end within the run's grace
     is killed.
@@ -149,7 +153,7 @@ def finish_handlers(context: RunningContext) -> None:
 
 
 class _StopHandler:
-    """A function that is called once, by whoever comes first."""
+    """A function that is called once, by the first thread that takes it over."""
 
     def __init__(self, context: RunningContext, handler: Callable[..., Any]) -> None:
         self.handler = handler
@@ -157,21 +161,22 @@ class _StopHandler:
         self.done = threading.Event()
         self.error: BaseException | None = None
         self._context = context
-        # Never given back: who gets it calls the handler, or sees that nobody does.
+        # Never released: the thread that gets it calls the handler, or cancels it.
         self._taken = threading.Lock()
 
     def take_over(self) -> bool:
-        """Return whether it is the caller's to call it."""
+        """Return whether the caller is the one to call it."""
         return self._taken.acquire(blocking=False)
 
     def start(self) -> None:
-        """Call it in a thread: whoever sets the event has other things to do."""
+        """Call it in a thread: the thread that sets the event must not wait."""
         if self.take_over():
             name = f"{self._context.worker} stop handler"
+            # Ends with the handler; `finish_handlers` waits for `done`.
             threading.Thread(target=self.call, name=name, daemon=True).start()
 
     def call(self) -> None:
-        """Call it; keep what it raises."""
+        """Call it; keep its error."""
         try:
             self._context.applied_to(call_handler)(self.handler)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""End a thread's Python code from outside, as far as that can be done."""
+"""Raise an error in another thread, which ends its Python code."""
 
 import ctypes
 import threading

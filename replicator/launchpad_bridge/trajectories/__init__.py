@@ -1,1 +1,1 @@
-"""What actors have seen, on its way to the learner."""
+"""Trajectories on their way from actors to the learner."""

@@ -1,4 +1,4 @@
-"""What the methods of tables take, and those of learners that pass calls on to one."""
+"""Argument rules of a table's methods, and of a learner that forwards calls to one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from replicator.base.types import PyTree
 from replicator.launchpad_bridge.trajectories.table import Cut, TrajectoryError
 
 MOST_EPISODES = 65_536
-"""Returns of episodes in one insert; and that are kept until a batch is taken."""
+"""Most returns of episodes in one insert, and kept until a batch is taken."""
 _MOST_NODES = 4_096
 _NAME = rules.text()
 _NUMBER = rules.whole(-(1 << 63))
@@ -75,7 +75,7 @@ INSERT = rules.accepts(
     number=_NUMBER,
     snapshot=rules.blob(1 << 30)._replace(remedy="Pass None for none."),
     episodes=_RETURNS._replace(
-        # As gymnasium tells them, too.
+        # An array as well, as gymnasium gives them.
         is_right=lambda value: _RETURNS.is_right(value) or _ARRAY.is_right(value)
     ),
 )
@@ -86,15 +86,19 @@ TAKE = rules.accepts(
     newest=_NUMBER,
     timeout_s=rules.seconds(),
 )
-BEGIN = rules.accepts(cut=rules.Rule("None, or a cut as a table gave it", _is_cut))
+BEGIN = rules.accepts(cut=rules.Rule("None, or a cut that a table returned", _is_cut))
 STATISTICS = rules.accepts()
 
 
 def check_snapshot(actor: str, snapshot: bytes | None, most: int) -> None:
-    """Refuse a snapshot of more bytes than a table has for each.
+    """Raise if a snapshot has more bytes than a table has for each.
 
     Raises:
-      TrajectoryError: It has more.
+      TrajectoryError: The snapshot is too large.
+
+    >>> check_snapshot("actor/0", b"abc", most=2)
+    Traceback (most recent call last):
+    replicator...TrajectoryError: `snapshot` of actor/0 must have at most 2 bytes, ...
     """
     if snapshot is not None and len(snapshot) > most:
         raise TrajectoryError(

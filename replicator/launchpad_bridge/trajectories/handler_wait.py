@@ -1,7 +1,7 @@
-"""Waiting in a handler: no longer than somebody waits for its answer.
+"""Waiting in a handler, at most as long as a caller waits for its reply.
 
 A handler that goes on after its caller's deadline answers nobody. One that gives up a
-little before can still say what it waited for.
+little before can still name the condition it waited for.
 """
 
 import threading
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from replicator.rpc.server.served_call import current_call
 
 LONGEST_S = 60.0
-"""How long is waited where no call by RPC says it."""
-_LOOK_S = 0.25  # how often a handler looks whether anybody waits for it
-_ANSWER_S = 0.5  # kept, of a deadline, for the way back; of a short one a quarter
+"""Longest wait outside of a remote call, which has a deadline of its own."""
+_LOOK_S = 0.25  # between two checks that the caller still waits
+_ANSWER_S = 0.5  # part of a deadline kept for the reply; a quarter of a short one
 
 
 def wait_for(
@@ -22,15 +22,20 @@ def wait_for(
     *,
     timeout_s: float | None = None,
 ) -> bool:
-    """Wait until `is_ready`; return False when there is no use in waiting longer.
+    """Wait until `is_ready`; return False if waiting longer is of no use.
 
-    That is: the time is over, the deadline of the call that this thread runs comes
+    That is if the time is over, the deadline of the call that this thread runs comes
     near, its caller is gone, or its server stops.
 
     Args:
       changed: Held by this thread; notified when `is_ready` may have changed.
-      is_ready: Asked while `changed` is held.
-      timeout_s: Longest wait; the call's deadline alone by default.
+      is_ready: Called while `changed` is held.
+      timeout_s: Longest wait; bounded by the call's deadline alone by default.
+
+    >>> changed = threading.Condition()
+    >>> with changed:
+    ...     wait_for(changed, lambda: False, timeout_s=0)
+    False
     """
     call = current_call()
     remaining_s = call.remaining_s() if call is not None else LONGEST_S
@@ -42,7 +47,7 @@ def wait_for(
         left = until_s - time.monotonic()
         if left <= 0:
             return False
-        # Only the condition wakes it, and who gives a call up does not know that.
+        # A caller that gives up notifies no condition, so the wait looks for itself.
         changed.wait(min(left, _LOOK_S))
         if call is not None and call.is_cancelled():
             return False

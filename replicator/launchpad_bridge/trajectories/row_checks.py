@@ -1,4 +1,4 @@
-"""What is looked at before trajectories get into a table, and what is counted."""
+"""Checks of trajectories before they enter a table, and counts of those refused."""
 
 import functools
 import threading
@@ -20,14 +20,14 @@ from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 
 OnNonfinite = Literal["skip", "keep", "raise"]
 OTHER_ACTORS = "others"
-"""Under which inserts are counted that were refused of too many actors."""
+"""Name under which refused inserts are counted once there are too many actors."""
 _MOST_ACTORS = 1024
 
 _Insert = TypeVar("_Insert", bound=Callable[..., Any])
 
 
 class _Expected(NamedTuple):
-    """What trajectories must be like; one object, so all is of the same insert."""
+    """Required form of trajectories; one object, so all of it is of one insert."""
 
     form: RowForm
     looked_at: Sequence[int]
@@ -44,27 +44,26 @@ class RowChecks:
         finite: Sequence[str] | None,
         on_nonfinite: OnNonfinite,
     ) -> None:
-        """Say what is refused.
+        """Set the rules; no memory is taken yet.
 
         Args:
-          capacity: Trajectories that the table has memory for.
-          like: One trajectory, leaves without the first axis; None: the first is.
-          finite: Names of leaves that are to be finite; a name stands for all below.
+          capacity: Number of trajectories that the table has memory for.
+          like: One trajectory, leaves without the first axis; None for the first one
+            that is inserted.
+          finite: Names of leaves that must be finite; a name covers all below it.
             None: `reward`, and `observation` where there is one.
-          on_nonfinite: What happens to a trajectory in which one is not.
+          on_nonfinite: Treatment of a trajectory with NaN or infinity in one of them.
 
         Raises:
           ArgumentError: `like` has no leaf of a name.
         """
         self._capacity = capacity
-        self._finite = {
-            "reward": True,
-            "observation": False,
-        }  # whether it must be there
+        # True where a leaf of this name must be there.
+        self._finite = {"reward": True, "observation": False}
         if finite is not None:
             self._finite = dict.fromkeys(finite, True)
         self._on_nonfinite = on_nonfinite
-        # Of all below. Nothing is waited for, and no other lock taken, under it.
+        # Guards all below. Under it no thread waits, or takes another lock.
         self._lock = threading.Lock()
         self._refused: dict[str, int] = {}
         self._nonfinite = 0
@@ -83,19 +82,18 @@ class RowChecks:
     def check(
         self, trajectories: PyTree, *, actor: str, fits: Callable[[int], None]
     ) -> tuple[RowMemory, list[np.ndarray]]:
-        """Return what of these may be inserted, as a learner can use it.
+        """Return the trajectories that may be inserted, as a learner can use them.
 
-        The first ones that nothing refuses are the form of all others. Nothing is
+        The first ones that are not refused set the form of all others. Nothing is
         copied: rows may wait for room.
 
         Args:
           trajectories: Leaves [n, ...].
-          actor: Whose they are.
-          fits: Given how many they are; raises where the table cannot take them.
+          actor: Actor that inserts them.
+          fits: Called with their number; raises where the table cannot take them.
 
         Returns:
-          The memory of the table, of which rows are to be theirs, and leaves [n, ...];
-          n may be 0.
+          Memory of the table to write them to, and leaves [n, ...]; n may be 0.
 
         Raises:
           TrajectoryError: They have another form than the first, or are not finite.
@@ -120,26 +118,26 @@ class RowChecks:
             return memory, leaves
 
     def statistics(self) -> dict[str, Any]:
-        """Return how many inserts were refused, by actor, and rows not finite."""
+        """Return numbers of refused inserts, by actor, and of rows not finite."""
         with self._lock:
             return {"refused": dict(self._refused), "nonfinite": self._nonfinite}
 
     def count_refused(self, actor: object) -> None:
         """Count an insert that was refused."""
         with self._lock:
-            # Names are the callers': what they make the table remember is bounded.
+            # Names come from callers, so the number of names kept is bounded.
             is_known = actor in self._refused or len(self._refused) < _MOST_ACTORS
             name = actor if isinstance(actor, str) and is_known else OTHER_ACTORS
             self._refused[name] = self._refused.get(name, 0) + 1
 
     def _memory_of(self, expected: _Expected) -> RowMemory | None:
-        """Return the table's memory; None where another form was the first."""
+        """Return the table's memory; None if another insert has set the form first."""
         with self._lock:
             held = self._expected or expected
-            # Two may be the first at once: the later one looks again.
+            # Two threads may be the first at once: the later one checks again.
             if held.form is not expected.form:
                 return None
-            # The form holds from here on, and not where there is no memory for it.
+            # The form is set from here on, unless there is no memory for it.
             finite = () if self._on_nonfinite == "keep" else held.looked_at
             memory = held.memory or RowMemory(held.form, self._capacity, finite)
             self._expected = held._replace(memory=memory)
@@ -157,7 +155,7 @@ class RowChecks:
         return _Expected(form, places)
 
     def _find_finite(self, form: RowForm) -> tuple[list[int], str | None]:
-        """Return the leaves that are looked at, and a name that is of none."""
+        """Return the leaves to check, and a required name that no leaf has."""
         places: list[int] = []
         for wanted, is_required in self._finite.items():
             found = [
@@ -174,7 +172,7 @@ class RowChecks:
 def _nonfinite(
     expected: _Expected, leaves: Sequence[np.ndarray], is_finite: np.ndarray, actor: str
 ) -> TrajectoryError:
-    """Return the error of rows that are not finite; names their leaves."""
+    """Return the error for rows that are not finite; it names their leaves."""
     names = [
         expected.form.names[place]
         for place in expected.looked_at
@@ -183,12 +181,12 @@ def _nonfinite(
     return TrajectoryError(
         f"`trajectories` of {actor} must be finite, got NaN or infinity in "
         f"`{'`, `'.join(names)}` of {int((~is_finite).sum())} of {len(is_finite)}. "
-        'Look at its environment, or pass `on_nonfinite="keep"`.'
+        'Check its environment, or pass `on_nonfinite="keep"`.'
     )
 
 
 def counts_refused(insert: _Insert) -> _Insert:
-    """Have an `insert` count what it refuses, in the `_checks` of its table."""
+    """Make an `insert` count its refusals in the `_checks` of its table."""
 
     @functools.wraps(insert)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The form that all trajectories have, and memory for a fixed number of them.
+"""Form of all trajectories of a table, and memory for a fixed number of them.
 
 A row is one trajectory: a leaf of it has the shape of an inserted leaf without the
 first axis.
@@ -28,7 +28,7 @@ class RowForm:
         """Take the form of one trajectory.
 
         Args:
-          like: One: leaves without the first axis, arrays or `jax.ShapeDtypeStruct`s.
+          like: Leaves without the first axis, arrays or `jax.ShapeDtypeStruct`s.
         """
         named = named_leaves(like)
         self.names = tuple(name for name, _ in named)
@@ -40,11 +40,16 @@ class RowForm:
 
         Args:
           trajectories: Leaves [n, ...].
-          actor: Whose they are.
+          actor: Actor that inserts them.
 
         Raises:
           TrajectoryError: They have another form, or leaves of different n; it names
             actor and leaf.
+
+        >>> form = RowForm({"reward": np.zeros(20, np.float32)})
+        >>> [leaf] = form.check({"reward": np.ones((2, 20), np.float32)}, "actor/0")
+        >>> leaf.shape
+        (2, 20)
         """
         found, structure = jax.tree.flatten(trajectories)
         leaves = [np.asarray(leaf) for leaf in found]
@@ -53,7 +58,9 @@ class RowForm:
         due = [((count, *shape), dtype) for shape, dtype in self._rows]
         wrong = None if count else "there must be at least one row, got none"
         if structure != self._structure or given != due:
-            blank = [np.broadcast_to(np.zeros((), of), shape) for shape, of in due]
+            blank = [
+                np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in due
+            ]
             wrong = first_difference(
                 self.to_tree(blank), jax.tree.unflatten(structure, leaves)
             )
@@ -65,11 +72,11 @@ class RowForm:
         return leaves
 
     def is_inexact(self, place: int) -> bool:
-        """Tell whether a leaf may hold NaN: integers and booleans do not."""
+        """Return whether a leaf may hold NaN: integers and booleans do not."""
         return self._rows[place][1].kind not in "iub"
 
     def make_rows(self, count: int) -> list[np.ndarray]:
-        """Return new leaves [count, ...], with nothing in them yet."""
+        """Return new leaves [count, ...], not initialised."""
         return [np.empty((count, *shape), dtype) for shape, dtype in self._rows]
 
     def to_tree(self, leaves: Sequence[np.ndarray]) -> PyTree:
@@ -78,14 +85,14 @@ class RowForm:
 
 
 def form_of(trajectories: PyTree, actor: str) -> RowForm:
-    """Return the form of the first trajectories that came; `RowForm.check` is next.
+    """Return the form of the first trajectories; `RowForm.check` comes next.
 
     Args:
       trajectories: Leaves [n, ...].
-      actor: Whose they are.
+      actor: Actor that inserts them.
 
     Raises:
-      TrajectoryError: They are no arrays with at least one row.
+      TrajectoryError: They are not arrays with at least one row.
     """
     named = [(name, np.asarray(leaf)) for name, leaf in named_leaves(trajectories)]
     wrong = None if named else "there is no array in them"
@@ -103,14 +110,14 @@ def form_of(trajectories: PyTree, actor: str) -> RowForm:
 
 
 class RowMemory:
-    """Memory for so many trajectories, from its beginning to its end.
+    """Memory for a fixed number of trajectories, as long as its table lives.
 
-    It knows nothing of who uses which rows: no two threads may use the same ones.
+    It has no lock: its table must let no two threads use the same rows.
 
     Args:
-      form: Of all trajectories.
-      capacity: How many.
-      finite: Leaves that were looked at, and found finite, before they are written.
+      form: Form of all trajectories.
+      capacity: Number of rows.
+      finite: Leaves that were checked, and found finite, before they are written.
     """
 
     def __init__(self, form: RowForm, capacity: int, finite: Sequence[int]) -> None:
@@ -122,20 +129,25 @@ class RowMemory:
         """Copy leaves [n, ...] into n rows, int64 [n]."""
         for place, mine in enumerate(self._leaves):
             mine[slots] = leaves[place]
-            if place in self._finite:  # its sender may have changed it since
+            # Shared memory: its sender may have changed it since it was checked.
+            if place in self._finite:
                 mine[slots] = np.where(np.isfinite(mine[slots]), mine[slots], 0)
 
     def read(self, slots: np.ndarray) -> PyTree:
         """Return n rows, int64 [n], as new trajectories, leaves [n, ...]."""
         found = self._form.make_rows(len(slots))
-        for leaf, to in zip(self._leaves, found, strict=True):
+        for leaf, row in zip(self._leaves, found, strict=True):
             # With "raise" NumPy would copy twice; these numbers are our own.
-            np.take(leaf, slots, axis=0, out=to, mode="clip")
+            np.take(leaf, slots, axis=0, out=row, mode="clip")
         return self._form.to_tree(found)
 
 
 def finite_rows(leaves: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """Return which rows have no NaN and no infinity in any leaf: bool [count]."""
+    """Return which rows have no NaN and no infinity in any leaf: bool [count].
+
+    >>> finite_rows([np.array([0.0, np.nan, np.inf])], count=3)
+    array([ True, False, False])
+    """
     is_finite = np.ones(count, bool)
     for leaf in leaves:
         size = math.prod(leaf.shape[1:])

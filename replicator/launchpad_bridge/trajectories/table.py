@@ -1,10 +1,9 @@
-"""What actors and learner say to whatever holds trajectories between them.
+"""Interface of tables, which hold trajectories between actors and the learner.
 
-A trajectory is what one environment did in so many steps: one row of a pytree of
-arrays. Leaves of what is inserted are [n, ...] for n trajectories, those of a batch
-[B, ...].
-Version v of the policy has v updates behind it; a trajectory's policy lag is the number
-of updates that it has missed when it is learnt from.
+A trajectory is a number of steps of one environment: one row of a pytree of arrays.
+Inserted leaves are [n, ...] for n trajectories, those of a batch [B, ...]. Version v of
+the policy has v updates behind it; a trajectory's policy lag is the number of updates
+that it has missed when it is learnt from.
 """
 
 import base64
@@ -26,24 +25,24 @@ class TrajectoryError(ReplicatorError, ValueError):
 
 @rpc.register(name="replicator.TableRestartedError")
 class TableRestartedError(ReplicatorError, RuntimeError):
-    """The table was started again, and must be told where the learner stands."""
+    """The table was started again; the learner must call `begin` first."""
 
 
 @rpc.register(name="replicator.TableTimeoutError")
 class TableTimeoutError(ReplicatorError, TimeoutError):
-    """The table could not do what was asked while somebody waited; ask again."""
+    """The table could not answer before the call's deadline; call it again."""
 
 
 @rpc.register(name="replicator.Turn")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What an actor is to do next.
+class ActorTurn:
+    """Next unroll of an actor, as its table requires it.
 
     Attributes:
-      number: Of its turn; None where actors go on as they please.
-      version: Which variables to act with; None for the newest.
-      snapshot: To go back to, first. With a number and without a snapshot, an actor
-        that is not at this number begins anew.
+      number: Number of the actor's turn; None in a table without turns.
+      version: Version of the variables to act with; None for the newest.
+      snapshot: State to go back to first. With a number and without a snapshot, an
+        actor that is not at this number begins anew.
     """
 
     number: int | None = None
@@ -54,13 +53,14 @@ class Turn:
 @rpc.register(name="replicator.Cut")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where all actors stand if all batches before one are consumed, and no more.
+    """State of all actors when exactly the batches before one are consumed.
 
     Attributes:
-      batch: The number of the next one.
-      snapshots: What each actor was after its last turn before it; None at its start.
-      order: What says which turn is whose, plain JSON: numbers and snapshots mean
-        nothing in another one. None: it is not known, and not compared.
+      batch: Number of the next batch.
+      snapshots: Snapshot of each actor after its last turn before it; None at its
+        start.
+      order: Order of turns as plain JSON: numbers and snapshots mean nothing in
+        another order. None if it is unknown; then it is not compared.
     """
 
     batch: int
@@ -68,7 +68,11 @@ class Cut:
     order: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the cut as plain JSON.
+
+        >>> Cut(batch=3, snapshots={"actor/0": b"ab"}).to_json()
+        {'batch': 3, 'snapshots': {'actor/0': 'YWI='}, 'order': None}
+        """
         coded = {
             actor: None if held is None else base64.b64encode(held).decode()
             for actor, held in self.snapshots.items()
@@ -77,13 +81,17 @@ class Cut:
         return {"batch": self.batch, "snapshots": coded, "order": order}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """Return what `to_json` wrote."""
+    def from_json(cls, saved: Mapping[str, Any]) -> Self:
+        """Return the cut that `to_json` wrote.
+
+        >>> Cut.from_json({"batch": 3, "snapshots": {"actor/0": "YWI="}}).snapshots
+        {'actor/0': b'ab'}
+        """
         snapshots = {
             actor: None if held is None else base64.b64decode(held)
-            for actor, held in said["snapshots"].items()
+            for actor, held in saved["snapshots"].items()
         }
-        return cls(batch=said["batch"], snapshots=snapshots, order=said.get("order"))
+        return cls(batch=saved["batch"], snapshots=snapshots, order=saved.get("order"))
 
 
 @rpc.register(name="replicator.Taken")
@@ -93,9 +101,9 @@ class Taken:
 
     Attributes:
       trajectories: Leaves [count, ...].
-      versions: int64 [count], of the policy of each.
-      episodes: Returns of the episodes that ended since trajectories were taken last.
-      cut: Where actors stand behind this batch; None where they take no turns.
+      versions: int64 [count], version of the policy of each.
+      episodes: Returns of the episodes that ended since the last batch was taken.
+      cut: State of actors behind this batch; None in a table without turns.
     """
 
     trajectories: PyTree
@@ -105,7 +113,11 @@ class Taken:
 
 
 class Table(Protocol):
-    """Holds trajectories: a queue, or what else learners take batches from."""
+    """Holds trajectories between actors and the learner.
+
+    The methods of its implementations have the same arguments; their docstrings give
+    the differences.
+    """
 
     def insert(
         self,
@@ -116,25 +128,27 @@ class Table(Protocol):
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
-        """Take in trajectories; return what the actor is to do next.
+    ) -> ActorTurn:
+        """Take in trajectories; return the next turn of the actor.
 
         Args:
           trajectories: Leaves [n, ...].
-          actor: Who acted.
-          version: Of the variables that it acted with.
-          number: Of the actor's turn, where actors take turns.
-          snapshot: What the actor is now, where actors take turns.
+          actor: Name of the actor.
+          version: Version of the variables that it acted with.
+          number: Number of the actor's turn, in a table with turns.
+          snapshot: State of the actor after it, in a table with turns.
           episodes: Returns of episodes that ended in these trajectories.
 
         Raises:
-          TrajectoryError: They are of another form than the first.
-          TableTimeoutError: There was no place for them within the call's deadline.
+          TrajectoryError: They have another form than the first, or are not finite; or
+            another argument breaks its rule.
+          TableTimeoutError: There was no room for them within the call's deadline.
+          ArgumentError: The table can never take them.
         """
         ...
 
-    def turn(self, actor: str) -> Turn:
-        """Return what an actor that starts, or lost its place, is to do.
+    def turn(self, actor: str) -> ActorTurn:
+        """Return the turn of an actor that starts, or lost its place.
 
         Raises:
           TableTimeoutError: No learner has called `begin` within the call's deadline.
@@ -152,26 +166,31 @@ class Table(Protocol):
         """Take out trajectories for a batch; None if they are not there in time.
 
         Args:
-          count: How many.
-          oldest: Those of a version below it are dropped; None drops none.
-          newest: Those of a version above it are dropped. A learner that went back to
-            its checkpoint says so how far it is: what was acted with variables that it
-            had and lost would pass for younger than it is.
-          timeout_s: How long to wait.
+          count: Number of trajectories.
+          oldest: Lowest version; trajectories below it are dropped. None drops none.
+          newest: Highest version; trajectories above it are dropped. They were acted
+            with variables that a learner had and lost when it went back to its
+            checkpoint, and would pass for younger than they are. None drops none.
+          timeout_s: Longest wait in seconds.
 
         Raises:
-          TableRestartedError: It was not told by `begin` where the learner stands.
+          TableRestartedError: `begin` was not called since the table started, or was
+            called by another learner while this call waited.
+          ArgumentError: `count` or `oldest` break a rule of the table.
         """
         ...
 
     def begin(self, cut: Cut | None) -> None:
-        """Learn where the learner stands; where actors take turns, drop what is held.
+        """Go on from the learner's position; a table with turns drops what it holds.
 
         Args:
-          cut: Of the learner's checkpoint; None for a run's beginning.
+          cut: Cut in the learner's checkpoint; None for the beginning of a run.
+
+        Raises:
+          ArgumentError: The cut is of other actors, or of another order of turns.
         """
         ...
 
     def statistics(self) -> dict[str, Any]:
-        """Return counts of what happened so far."""
+        """Return counts of trajectories and inserts so far."""
         ...

@@ -1,4 +1,4 @@
-"""A bounded queue of trajectories, for actors that go on as they please.
+"""A bounded queue of trajectories, for actors that take no turns.
 
     insert ── check ── reserve rows ── copy ── waiting ──▶ take: oldest first, copy
                            │ none free: block, or drop the oldest or the newest
@@ -28,14 +28,14 @@ from replicator.launchpad_bridge.trajectories.row_checks import (
 )
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
     Cut,
     TableTimeoutError,
     Taken,
-    Turn,
 )
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
-_REASONS = ("full_oldest", "full_newest", "too_old", "too_new")  # to drop
+_REASONS = ("full_oldest", "full_newest", "too_old", "too_new")  # for dropping
 
 
 class TrajectoryQueue:
@@ -46,12 +46,12 @@ class TrajectoryQueue:
     >>> queue = TrajectoryQueue(capacity=64, when_full="drop_oldest")
     >>> reward = np.zeros((2, 20), np.float32)  # two trajectories of 20 steps
     >>> queue.insert({"reward": reward}, actor="actor/0", version=3)
-    Turn(number=None, version=None, snapshot=None)
+    ActorTurn(number=None, version=None, snapshot=None)
     >>> queue.take(2, timeout_s=1).versions
     array([3, 3])
     """
 
-    # Of its server: inserts that wait for room must leave a thread to who takes.
+    # Of its server: inserts that wait for room must leave a thread for `take`.
     thread_pool_size = 1024
 
     def __init__(
@@ -66,14 +66,14 @@ class TrajectoryQueue:
         """Make an empty queue.
 
         Args:
-          capacity: Trajectories that it holds. Where inserts block: at least as many
-            as a batch and an insert together.
+          capacity: Number of trajectories that it holds. Where inserts block, at
+            least a batch and an insert together.
           when_full: `"block"` lets an insert wait for room, within the deadline of its
-            call; `"drop_oldest"` drops those that wait longest; `"drop_newest"` what
-            there is no room for.
+            call; `"drop_oldest"` drops those that wait longest; `"drop_newest"` drops
+            inserted ones that have no room.
           like: One trajectory, leaves without the first axis, as arrays or
             `jax.ShapeDtypeStruct`s; by default the first that is inserted.
-          finite: Names of leaves that are to be finite; a name stands for all below.
+          finite: Names of leaves that must be finite; a name covers all below it.
             By default `reward`, and `observation` where there is one.
           on_nonfinite: `"skip"` drops a trajectory with NaN or infinity in them,
             `"keep"` only counts it, `"raise"` raises at its actor.
@@ -88,14 +88,14 @@ class TrajectoryQueue:
         self._capacity = capacity
         self._when_full: WhenFull = when_full
         self._drops_nonfinite = on_nonfinite == "skip"
-        # Guards all below but what rows hold: one is in `_free`, or in `_waiting`, or
-        # one thread that copies has it, which does so without the lock.
+        # Guards all below; both conditions share it. Contents of rows are copied
+        # without it: a row is in `_free`, in `_waiting`, or owned by one thread.
         lock = threading.Lock()
         self._has_room = threading.Condition(lock)
         self._has_rows = threading.Condition(lock)
         self._free = list(range(capacity))
         self._waiting: collections.deque[_Row] = collections.deque()
-        # Who waits for room: first come, first served, or large inserts would starve.
+        # Inserts that wait for room: first come, first served, or large ones starve.
         self._line: collections.deque[object] = collections.deque()
         self._episodes: collections.deque[float] = collections.deque(
             maxlen=arguments.MOST_EPISODES
@@ -103,7 +103,7 @@ class TrajectoryQueue:
         self._counts = {"inserted": 0, "taken": 0, "episodes": 0}
         self._dropped: dict[str, int] = dict.fromkeys(_REASONS, 0)
         self._blocked_s = 0.0
-        self._largest_take = 1  # what a batch is, as far as is known
+        self._largest_take = 1  # the batch size, as far as it is known
 
     @counts_refused
     @arguments.INSERT
@@ -116,23 +116,14 @@ class TrajectoryQueue:
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
-        """Take in trajectories, all or none but for those that are to be dropped.
+    ) -> ActorTurn:
+        """Take in trajectories, all or none but for dropped ones; see `Table.insert`.
 
-        Args:
-          trajectories: Leaves [n, ...].
-          actor: Who acted.
-          version: Of the variables that it acted with.
-          number: Not used: actors take no turns.
-          snapshot: Not used.
-          episodes: Returns of episodes that ended in these trajectories.
+        `number` and `snapshot` are not used: actors take no turns.
 
         Raises:
-          TrajectoryError: They have another form than the first, or are not finite; or
-            `version` or `episodes` are no numbers.
-          TableTimeoutError: There was no room within the call's deadline.
-          ArgumentError: They are too many for `capacity`, beside a batch of what was
-            taken so far. What waits for room is told so, too, by the first take.
+          ArgumentError: They are too many for `capacity`, beside a batch as large as
+            the largest so far. The first `take` raises it in inserts that wait, too.
         """
         memory, leaves = self._checks.check(
             trajectories, actor=actor, fits=self._check_insert
@@ -151,12 +142,12 @@ class TrajectoryQueue:
             self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)
             self._has_rows.notify_all()
-        return Turn()
+        return ActorTurn()
 
     @arguments.TURN
-    def turn(self, actor: str) -> Turn:
-        """Return that an actor is to go on as it pleases."""
-        return Turn()
+    def turn(self, actor: str) -> ActorTurn:
+        """Return a turn without number and version: actors take none."""
+        return ActorTurn()
 
     @arguments.TAKE
     def take(
@@ -167,17 +158,7 @@ class TrajectoryQueue:
         newest: int | None = None,
         timeout_s: float,
     ) -> Taken | None:
-        """Take out the trajectories that wait longest; None if there are too few.
-
-        Args:
-          count: How many.
-          oldest: Those of a version below it are dropped; None drops none.
-          newest: Those of a version above it are dropped; None drops none.
-          timeout_s: How long to wait for them.
-
-        Raises:
-          ArgumentError: They are too many for `capacity`.
-        """
+        """Take out the trajectories that wait longest; see `Table.take`."""
         if count > self._capacity:
             raise ArgumentError(
                 f"`capacity` must be at least {count}, for batches of {count}, got "
@@ -186,7 +167,7 @@ class TrajectoryQueue:
         with self._has_rows:
             if count > self._largest_take:
                 self._largest_take = count
-                self._has_room.notify_all()  # who waits for too much waits for ever
+                self._has_room.notify_all()  # inserts that can never fit must raise
             if not wait_for(
                 self._has_rows,
                 lambda: self._has_enough(count, oldest, newest),
@@ -209,17 +190,17 @@ class TrajectoryQueue:
 
     @arguments.BEGIN
     def begin(self, cut: Cut | None) -> None:
-        """Do nothing: what is held stays, wherever the learner stands."""
+        """Do nothing: the queue keeps its trajectories, wherever the learner is."""
 
     @arguments.STATISTICS
     def statistics(self) -> dict[str, Any]:
         """Return counts of trajectories, and of what happened to inserts.
 
         `inserted` = `taken` + `waiting` + `dropped["full_oldest"]` +
-        `dropped["too_old"]` + `dropped["too_new"]`. What was dropped as `"full_newest"`
-        or `"nonfinite"` was not inserted. `nonfinite` counts trajectories whether they
-        were kept or not, `refused` inserts, by actor; `blocked_s` is the time inserts
-        waited for room.
+        `dropped["too_old"]` + `dropped["too_new"]`. Trajectories dropped as
+        `"full_newest"` or `"nonfinite"` were not inserted. `nonfinite` counts kept and
+        dropped trajectories, `refused` inserts, by actor; `blocked_s` is the time that
+        inserts waited for room.
         """
         checks = self._checks.statistics()
         with self._has_rows:
@@ -273,7 +254,7 @@ class TrajectoryQueue:
             )
 
     def _room(self) -> int:
-        """Return how many rows an insert may have now."""
+        """Return the number of rows that an insert may have now."""
         if self._when_full == "block":
             return len(self._free)
         return len(self._free) + len(self._waiting)  # all but those being copied
@@ -298,10 +279,10 @@ class TrajectoryQueue:
             self._has_room.notify_all()
 
     def _most_inserted(self) -> int:
-        """Return how many trajectories an insert may have.
+        """Return the number of trajectories that an insert may have.
 
-        A blocked insert of n leaves up to n - 1 rows free. If what is in the others is
-        less than a batch, it and the learner wait for each other for ever.
+        A blocked insert of n leaves up to n - 1 rows free. If the other rows are less
+        than a batch, it and the learner wait for each other forever.
         """
         beside = self._largest_take - 1 if self._when_full == "block" else 0
         return self._capacity - beside

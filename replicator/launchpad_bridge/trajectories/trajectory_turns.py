@@ -1,16 +1,17 @@
-"""Trajectories in a fixed order: the same batches in each run, whatever happens to it.
+"""Trajectories in a fixed order: the same batches in each run, also over restarts.
 
 Actors take turns (`turn_order`). A turn may come earlier than those before it, and
-waits for them; batches are given out in the order of turns. Each insert brings what its
-actor is after it, so the table knows at each batch where all actors stood: the cut.
+waits for them; batches are given out in the order of turns. Each insert brings the
+actor's snapshot after it, so the table knows the state of all actors at each batch: the
+cut.
 
-    a table that was started again is empty, and does not know where the learner is:
+    a table that was started again is empty, and does not know the learner's position:
       insert, turn: wait for `begin`          take: raises TableRestartedError
-    begin(cut): batches go on at the cut's; every actor is told, at its next call, the
-      number of its next turn and what to go back to
+    begin(cut): batches go on at the cut's; the next call of every actor returns the
+      number of its next turn and the snapshot to go back to
 
-So who is killed loses nothing that cannot be made again, and what is made again is the
-same: a turn is a function of actor, number and version.
+So a process that is killed loses nothing that cannot be made again, and is made again
+the same: a turn is a function of actor, number and version.
 """
 
 import threading
@@ -29,15 +30,15 @@ from replicator.launchpad_bridge.trajectories.row_checks import (
 )
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
 from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
     Cut,
     TableRestartedError,
     TableTimeoutError,
     Taken,
     TrajectoryError,
-    Turn,
 )
 from replicator.launchpad_bridge.trajectories.turn_order import TurnOrder
-from replicator.launchpad_bridge.trajectories.turn_progress import Held, Progress
+from replicator.launchpad_bridge.trajectories.turn_progress import Held, TurnProgress
 
 _BATCHES_BEYOND_LAG = 2  # the one that is taken next, and the one after it
 
@@ -51,7 +52,7 @@ class TrajectoryTurns:
     >>> table = TrajectoryTurns(["a", "b"], batch_size=2, rows_per_turn=1, lag=0)
     >>> table.begin(None)
     >>> table.turn("b")
-    Turn(number=0, version=0, snapshot=None)
+    ActorTurn(number=0, version=0, snapshot=None)
     >>> for actor in "b", "a":
     ...     rows = {"reward": np.full((1, 1), ord(actor), np.float32)}
     ...     turn = table.insert(rows, actor=actor, version=0, number=0)
@@ -59,7 +60,7 @@ class TrajectoryTurns:
     [[97.0], [98.0]]
     """
 
-    # Of its server: calls that wait must leave threads to those they wait for.
+    # Of its server: calls that wait must leave threads for those they wait for.
     thread_pool_size = 1024
 
     def __init__(
@@ -77,15 +78,15 @@ class TrajectoryTurns:
         """Make an empty table, which waits for `begin`.
 
         Args:
-          actors: Their names, in the order of turns.
-          batch_size: Trajectories in a batch.
-          rows_per_turn: Trajectories in each insert.
+          actors: Names of the actors, in the order of turns.
+          batch_size: Number of trajectories in a batch.
+          rows_per_turn: Number of trajectories in each insert.
           lag: Policy lag of all batches but the first ones.
-          like: As of a `TrajectoryQueue`.
-          finite: As of a `TrajectoryQueue`.
+          like: See `TrajectoryQueue`.
+          finite: See `TrajectoryQueue`.
           on_nonfinite: `"keep"` counts trajectories with NaN or infinity in them;
             `"raise"` raises at the actor. None is skipped: its place would be empty.
-          snapshot_bytes: Of all snapshots that are held; each has an equal share.
+          snapshot_bytes: Memory for all snapshots; each has an equal share.
 
         Raises:
           ArgumentError: An argument breaks its rule.
@@ -103,11 +104,11 @@ class TrajectoryTurns:
         self._most_bytes = snapshot_bytes // (self._most_turns + len(actors))
         capacity = self._most_turns * self._order.rows_per_turn
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
-        # One lock for all below, the copying included: `begin` may then come at any
-        # moment. Actors wait for each other's turns anyway.
+        # Guards all below and the copying of rows, so `begin` may come at any moment.
+        # Actors wait for each other's turns anyway. `_checks` is called outside of it.
         self._changed = threading.Condition()
         self._memory: RowMemory | None = None
-        self._progress: Progress | None = None  # None until `begin`
+        self._progress: TurnProgress | None = None  # None until `begin`
         self._counts = {"inserted": 0, "taken": 0, "ignored": 0, "ahead": 0}
         self._begun = 0
 
@@ -122,24 +123,15 @@ class TrajectoryTurns:
         number: int | None = None,
         snapshot: bytes | None = None,
         episodes: Sequence[float] = (),
-    ) -> Turn:
-        """Take in a turn; return which is next, and how to get there from elsewhere.
+    ) -> ActorTurn:
+        """Take in a turn; return the next one; see `Table.insert`.
 
-        A turn that was there before is ignored, one that is too far ahead for the
-        batches that are held waits.
-
-        Args:
-          trajectories: Leaves [rows_per_turn, ...].
-          actor: Who acted.
-          version: Of the variables that it acted with.
-          number: Of its turn.
-          snapshot: What it is after this turn.
-          episodes: Returns of episodes that ended in these trajectories.
+        A turn that was there before is ignored; one too far ahead for the batches that
+        are held waits.
 
         Raises:
-          TrajectoryError: They have another form than the first, are not the rows of a
-            turn, or were acted with other variables than the turn's; or `version`,
-            `episodes` or `snapshot` are not what they are said to be.
+          TrajectoryError: They are not `rows_per_turn` rows, or were acted with other
+            variables than the turn's, too.
           TableTimeoutError: There was no room, or no learner, within the deadline.
           ArgumentError: The actor is not one of those given, or has no `number`.
         """
@@ -159,7 +151,7 @@ class TrajectoryTurns:
                 f"`insert` of turn {number} of {actor}",
             )
             now = self._progress
-            assert now is not None, "it was waited for"
+            assert now is not None, "`_wait_until` waits for it"
             if number != now.next_of[actor]:
                 self._counts["ignored" if number < now.next_of[actor] else "ahead"] += 1
                 return self._turn_of(now, actor, with_snapshot=True)
@@ -172,8 +164,8 @@ class TrajectoryTurns:
             return self._turn_of(now, actor, with_snapshot=False)
 
     @arguments.TURN
-    def turn(self, actor: str) -> Turn:
-        """Return the next turn of an actor, and the snapshot to go back to.
+    def turn(self, actor: str) -> ActorTurn:
+        """Return the next turn of an actor, with the snapshot to go back to.
 
         Raises:
           TableTimeoutError: No learner has called `begin` within the deadline.
@@ -182,7 +174,7 @@ class TrajectoryTurns:
         self._check_actor(actor)
         with self._changed:
             self._wait_until(lambda now: True, f"`turn` of {actor}")
-            assert self._progress is not None, "it was waited for"
+            assert self._progress is not None, "`_wait_until` waits for it"
             return self._turn_of(self._progress, actor, with_snapshot=True)
 
     @arguments.TAKE
@@ -194,18 +186,10 @@ class TrajectoryTurns:
         newest: int | None = None,
         timeout_s: float,
     ) -> Taken | None:
-        """Take out the next batch; None if it is not there in time.
+        """Take out the next batch; see `Table.take`.
 
-        Args:
-          count: `batch_size`.
-          oldest: At most the version of this batch: none is dropped.
-          newest: Not used: versions follow from numbers.
-          timeout_s: How long to wait for it.
-
-        Raises:
-          TableRestartedError: It does not know where the learner stands, or somebody
-            else has called `begin` while this call waited.
-          ArgumentError: `count` or `oldest` break their rule.
+        `count` must be `batch_size`, `oldest` at most the version of this batch: none
+        is dropped. `newest` is not used: versions follow from numbers.
         """
         if count != self._order.batch_size:
             raise ArgumentError(
@@ -216,8 +200,8 @@ class TrajectoryTurns:
             now = self._progress
             if now is None:
                 raise TableRestartedError(
-                    "The table must be told by `begin` where the learner stands, and "
-                    "was not. Call it with the cut of the last batch that was taken."
+                    "`begin` must be called before `take`. Call it with the cut of the "
+                    "last batch that was taken."
                 )
             self._check_oldest(now, oldest)
             is_ready = wait_for(
@@ -227,20 +211,17 @@ class TrajectoryTurns:
             )
             if self._progress is not now:
                 raise TableRestartedError(
-                    "The table was told by `begin` where another learner stands, while "
-                    "this one waited. Call `begin` again if it is the only one."
+                    "`begin` was called by another learner while this call waited. "
+                    "Call `begin` again if this is the only learner."
                 )
             return self._take_next(now) if is_ready else None
 
     @arguments.BEGIN
     def begin(self, cut: Cut | None) -> None:
-        """Go on at the batch of a cut; drop what is held.
-
-        Args:
-          cut: Of the last batch that the learner has; None for the first one.
+        """Go on at the batch of a cut and drop all turns held; see `Table.begin`.
 
         Raises:
-          ArgumentError: It is of other actors, or of another order of turns.
+          ArgumentError: The cut is of other actors, or of another order of turns.
           TrajectoryError: A snapshot has more than its share of `snapshot_bytes`.
         """
         cut = cut or Cut(batch=0, snapshots=dict.fromkeys(self._order.actors))
@@ -248,7 +229,7 @@ class TrajectoryTurns:
         for actor, snapshot in cut.snapshots.items():
             arguments.check_snapshot(actor, snapshot, self._most_bytes)
         with self._changed:
-            self._progress = Progress(self._order, cut, self._most_turns)
+            self._progress = TurnProgress(self._order, cut, self._most_turns)
             self._begun += 1
             self._changed.notify_all()
 
@@ -258,7 +239,7 @@ class TrajectoryTurns:
 
         `ignored` inserts were there before, `ahead` ones came before their turn was
         known; `begun` counts calls of `begin`, `dropped["begun"]` trajectories that
-        these dropped, `waiting_for` is whose turn comes next.
+        these dropped; `waiting_for` names the next turn.
         """
         checks = self._checks.statistics()
         with self._changed:
@@ -275,9 +256,9 @@ class TrajectoryTurns:
                 **checks,
             }
 
-    def _take_next(self, now: Progress) -> Taken:
+    def _take_next(self, now: TurnProgress) -> Taken:
         turns = self._order.turns_of_batch(now.batch)
-        assert self._memory is not None, "a batch is there, so somebody made it"
+        assert self._memory is not None, "the first insert made it"
         trajectories = self._memory.read(self._slots(turns.start, len(turns)))
         version = self._order.version_of_batch(now.batch)
         episodes = now.pass_batch(self._order)
@@ -295,21 +276,23 @@ class TrajectoryTurns:
         )
 
     def _slots(self, turn: int, count: int) -> np.ndarray:
-        """Return the rows of turns that follow each other."""
+        """Return the rows of consecutive turns."""
         start = turn % self._most_turns
         rows = self._order.rows_per_turn
         return np.arange(start * rows, (start + count) * rows)
 
-    def _turn_of(self, now: Progress, actor: str, *, with_snapshot: bool) -> Turn:
+    def _turn_of(
+        self, now: TurnProgress, actor: str, *, with_snapshot: bool
+    ) -> ActorTurn:
         number = now.next_of[actor]
-        return Turn(
+        return ActorTurn(
             number=number,
             version=self._order.version_of(actor, number),
             snapshot=now.snapshot_of(self._order, actor) if with_snapshot else None,
         )
 
-    def _wait_until(self, is_ready: Any, what: str) -> None:
-        """Wait until there is a learner, and what is asked of its progress is so."""
+    def _wait_until(self, is_ready: Any, call: str) -> None:
+        """Wait until a learner has called `begin`, and its progress is ready."""
         if wait_for(
             self._changed,
             lambda: self._progress is not None and is_ready(self._progress),
@@ -321,14 +304,14 @@ class TrajectoryTurns:
                 f"{len(self._progress.held)} of {self._most_turns} turns are held, and "
                 f"{self._progress.awaited(self._order)} is next"
             )
-        raise TableTimeoutError(f"{what} waited too long: {why}. Call it again.")
+        raise TableTimeoutError(f"{call} waited too long: {why}. Call it again.")
 
     def _check_actor(self, actor: str) -> None:
         if actor not in self._order.actors:
             raise ArgumentError(
                 f"`actor` must be one of {', '.join(self._order.actors)}, got "
-                f"{actor!r}. Give the table the names of all actors, as workers have "
-                "them: one alone in its group is called as the group, without a number."
+                f"{actor!r}. Give the table the names of all workers that act; one "
+                "alone in its group has the group's name, without a number."
             )
 
     def _check_turn(self, count: int, actor: str, version: int, number: int) -> None:
@@ -343,10 +326,10 @@ class TrajectoryTurns:
             return
         raise TrajectoryError(
             f"Turn {number} of {actor} must be acted with version {due} of the "
-            f"variables, got {version}. Do what `turn` of the table says."
+            f"variables, got {version}. Use number and version as `turn` returned them."
         )
 
-    def _check_oldest(self, now: Progress, oldest: int | None) -> None:
+    def _check_oldest(self, now: TurnProgress, oldest: int | None) -> None:
         version = self._order.version_of_batch(now.batch)
         if oldest is not None and oldest > version:
             raise ArgumentError(

@@ -1,9 +1,9 @@
-"""Which turn is whose, in which batch it is, and what it is acted with. Pure.
+"""The order of turns: actor, batch and version of the variables of each. Pure.
 
 Turn t is of actor t mod A, in the order in which actors were given, and is that actor's
-turn number t div A. A turn has N trajectories, a batch B: turn t is in batch t·N div B,
-which is learnt from after so many updates, and is acted with the variables that had
-`lag` updates fewer behind them.
+turn number t div A. A turn has N trajectories, a batch B: turn t is in batch b, t·N div
+B. The learner takes batch b after b updates; its turns are acted with the
+variables of `lag` updates before.
 """
 
 import dataclasses
@@ -19,13 +19,17 @@ class TurnOrder:
     """The rule of a run; the same after every restart.
 
     Attributes:
-      actors: Their names, in order.
-      batch_size: Trajectories in a batch.
-      rows_per_turn: Trajectories in a turn.
+      actors: Names of the actors, in order.
+      batch_size: Number of trajectories in a batch.
+      rows_per_turn: Number of trajectories in a turn.
       lag: Updates that each batch's trajectories have missed, but for the first ones.
 
     Raises:
       ArgumentError: An argument breaks its rule.
+
+    >>> order = TurnOrder(actors=["a", "b"], batch_size=2, rows_per_turn=1, lag=1)
+    >>> order.version_of("a", number=3), order.number_at_batch("b", batch=5)
+    (2, 5)
     """
 
     actors: Sequence[str]
@@ -56,17 +60,17 @@ class TurnOrder:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON; equal for equal orders."""
+        """Return the order as plain JSON; equal for equal orders."""
         return dataclasses.asdict(self) | {"actors": list(self.actors)}
 
     def check_cut(self, cut: Cut) -> None:
-        """Refuse a cut of other turns.
+        """Raise if a cut is of another order of turns.
 
         Args:
-          cut: With what `to_json` returned where it was made, if that is known.
+          cut: Its `order` is the `to_json` of the table that made it, or None.
 
         Raises:
-          ArgumentError: It is of other actors, or of another order.
+          ArgumentError: The cut is of other actors, or of another order.
         """
         if cut.order is not None and dict(cut.order) != self.to_json():
             raise ArgumentError(
@@ -82,32 +86,42 @@ class TurnOrder:
 
     @property
     def turns_per_batch(self) -> int:
-        """Return how many turns are in a batch."""
+        """Return the number of turns in a batch."""
         return self.batch_size // self.rows_per_turn
 
     def turns_of_batch(self, batch: int) -> range:
-        """Return the turns that are in a batch."""
+        """Return the turns of a batch.
+
+        >>> order = TurnOrder(actors=["a"], batch_size=4, rows_per_turn=2, lag=0)
+        >>> order.turns_of_batch(3)
+        range(6, 8)
+        """
         first = batch * self.turns_per_batch
         return range(first, first + self.turns_per_batch)
 
     def actor_of(self, turn: int) -> str:
-        """Return whose a turn is."""
+        """Return the actor of a turn."""
         return self.actors[turn % len(self.actors)]
 
     def turn_of(self, actor: str, number: int) -> int:
-        """Return which of all turns is this one of an actor."""
+        """Return the turn, counted over all actors, of an actor's turn number."""
         return number * len(self.actors) + self.actors.index(actor)
 
     def version_of_batch(self, batch: int) -> int:
-        """Return which variables the trajectories of a batch are acted with."""
+        """Return the version that the trajectories of a batch are acted with.
+
+        >>> order = TurnOrder(actors=["a"], batch_size=2, rows_per_turn=2, lag=2)
+        >>> [order.version_of_batch(batch) for batch in range(5)]
+        [0, 0, 0, 1, 2]
+        """
         return max(0, batch - self.lag)
 
     def version_of(self, actor: str, number: int) -> int:
-        """Return which variables a turn is acted with."""
+        """Return the version that an actor's turn is acted with."""
         turn = self.turn_of(actor, number)
         return self.version_of_batch(turn // self.turns_per_batch)
 
     def number_at_batch(self, actor: str, batch: int) -> int:
-        """Return how many turns of an actor lie before a batch."""
+        """Return the number of turns of an actor before a batch."""
         turns, place = batch * self.turns_per_batch, self.actors.index(actor)
         return max(0, -(-(turns - place) // len(self.actors)))

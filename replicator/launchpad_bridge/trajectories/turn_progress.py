@@ -1,4 +1,4 @@
-"""Where a table of turns stands: the next batch, and the turns that wait for it."""
+"""Position of a table of turns: the next batch, and the turns held for it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,21 +8,21 @@ from replicator.launchpad_bridge.trajectories.turn_order import TurnOrder
 
 
 class Held(NamedTuple):
-    """What is known of a turn beside its rows."""
+    """Parts of a held turn beside its rows."""
 
     snapshot: bytes | None
     episodes: Sequence[float]
 
 
-class Progress:
-    """Where batches and actors stand since the last `begin`.
+class TurnProgress:
+    """Position of batches and actors since the last `begin`.
 
     Attributes:
-      batch: The number of the next one.
-      at_batch: What each actor was after its last turn before that.
-      next_of: The number of the next turn to be inserted, by actor.
+      batch: Number of the next batch.
+      at_batch: Snapshot of each actor after its last turn before that batch.
+      next_of: Number of the next turn to be inserted, by actor.
       held: Turns that wait.
-      end_turn: The first one that there is no room for.
+      end_turn: First turn that there is no room for.
     """
 
     def __init__(self, order: TurnOrder, cut: Cut, most_turns: int) -> None:
@@ -35,7 +35,7 @@ class Progress:
         self.end_turn = order.turns_of_batch(cut.batch).start + most_turns
 
     def is_ready(self, order: TurnOrder) -> bool:
-        """Return whether all turns of the next batch are there."""
+        """Return whether all turns of the next batch are held."""
         return all(turn in self.held for turn in order.turns_of_batch(self.batch))
 
     def pass_batch(self, order: TurnOrder) -> list[float]:
@@ -50,11 +50,11 @@ class Progress:
         return episodes
 
     def snapshot_of(self, order: TurnOrder, actor: str) -> bytes | None:
-        """Return what an actor was after its last turn."""
+        """Return the snapshot of an actor after its last turn."""
         last = self.held.get(order.turn_of(actor, self.next_of[actor] - 1))
         return self.at_batch[actor] if last is None else last.snapshot
 
     def awaited(self, order: TurnOrder) -> str:
-        """Name the first turn that is not there."""
+        """Name the first turn that is missing."""
         actor = min(order.actors, key=lambda one: order.turn_of(one, self.next_of[one]))
         return f"turn {self.next_of[actor]} of {actor}"

@@ -1,14 +1,12 @@
-"""Remember over restarts which faults have happened: one JSON line for each.
+"""Remember over restarts which faults have happened, one JSON line for each.
 
 A line is on the disk before its fault happens, which may be the death of the process.
 """
 
-import contextlib
-import json
 import os
 from pathlib import Path
 
-from replicator.base.host.strict_json import strict_json
+from replicator.base.host.json_lines import append_line, read_lines
 
 
 class Journal:
@@ -17,7 +15,7 @@ class Journal:
     Args:
       path: Shared by all processes of a run; None remembers as long as the process
         lives.
-      rank: Whose faults.
+      rank: Process whose faults these are.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, *, rank: int) -> None:
@@ -26,7 +24,7 @@ class Journal:
         self._happened = self._read()
 
     def has(self, number: int, fault: str) -> bool:
-        """Tell whether a fault, by its place in the schedule, has happened."""
+        """Return whether a fault, by its place in the schedule, has happened."""
         return (number, fault) in self._happened
 
     def note(self, number: int, fault: str) -> None:
@@ -40,21 +38,12 @@ class Journal:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         row = {"number": number, "fault": fault, "rank": self._rank}
-        # One append: lines of several processes stay whole.
-        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(handle, strict_json(row).encode() + b"\n")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with open(self._path, "a+b", buffering=0) as file:
+            append_line(file, row)
+            os.fsync(file.fileno())
 
     def _read(self) -> set[tuple[int, str]]:
-        happened: set[tuple[int, str]] = set()
-        if self._path is None or not self._path.exists():
-            return happened
-        for line in self._path.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # cut short by a crash
-                row = json.loads(line)
-                if row["rank"] == self._rank:
-                    happened.add((row["number"], row["fault"]))
-        return happened
+        rows = [] if self._path is None else read_lines(self._path)
+        return {
+            (row["number"], row["fault"]) for row in rows if row["rank"] == self._rank
+        }

@@ -12,10 +12,10 @@ import pytest
 
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.meeting import server as meeting_server
-from replicator.distributed.meeting.meet import meet
-from replicator.distributed.meeting.roster import (
+from replicator.distributed.meeting.client import wait_for_all
+from replicator.distributed.meeting.members import (
     Hello,
-    Roster,
+    Members,
     describe_missing,
     parse_hello,
 )
@@ -48,7 +48,7 @@ class Host:
     ):
         cluster = member(port, process_id, num_processes)
         self._future = pool.submit(
-            meet, cluster, bind_host=None, timeout_s=timeout_s, **proof
+            wait_for_all, cluster, bind_host=None, timeout_s=timeout_s, **proof
         )
 
     def outcome(self):
@@ -151,19 +151,19 @@ def test_a_port_that_another_program_has_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as other:
         cluster = member(other.getsockname()[1], 0, 2)
         with pytest.raises(DistributedError, match="must be free, got 127"):
-            meet(cluster, bind_host=None, timeout_s=LONG_S)
+            wait_for_all(cluster, bind_host=None, timeout_s=LONG_S)
 
 
 def test_an_address_of_another_host_is_refused():
     cluster = member(free_port(), 0, 2)
     with pytest.raises(DistributedError, match="must be an address of process 0's own"):
-        meet(cluster, bind_host="192.0.2.1", timeout_s=1.0)
+        wait_for_all(cluster, bind_host="192.0.2.1", timeout_s=1.0)
 
 
 def test_a_host_that_nobody_knows_is_refused():
     cluster = member(free_port(), 0, 2)
     with pytest.raises(DistributedError, match="`coordinator` must name a host"):
-        meet(cluster, bind_host="no-such-host.invalid", timeout_s=1)
+        wait_for_all(cluster, bind_host="no-such-host.invalid", timeout_s=1)
 
 
 STRANGERS = [b"GET / HTTP/1.0\n", b"\x80\x04.\n", b"{" * 5000, b"[]\n", b"", b"\n\n"]
@@ -179,8 +179,8 @@ def test_strangers_neither_enter_nor_stop_the_meeting(pool, jax_service, secret)
     assert zero.outcome() == one.outcome() == [socket.gethostname()] * 2
 
 
-def roster(num_processes, timeout_s=LONG_S, *, has_tls=False):
-    return Roster(
+def members(num_processes, timeout_s=LONG_S, *, has_tls=False):
+    return Members(
         num_processes=num_processes,
         deadline_s=time.monotonic() + timeout_s,
         has_tls=has_tls,
@@ -192,9 +192,9 @@ def test_a_stranger_that_speaks_as_another_takes_its_place_stops_nothing():
     address = ("127.0.0.1", free_port())
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(address))
-        server = meeting_server._Server(listener, roster(2, timeout_s=0.3), None)
+        server = meeting_server._Server(listener, members(2, timeout_s=0.3), None)
         strangers = []
-        for _ in range(meeting_server._MAX_STRANGERS):
+        for _ in range(meeting_server._MAX_UNIDENTIFIED):
             strangers.append(opened.enter_context(socket.create_connection(address)))
             server._accept()
         # Both are there when the server looks, the newcomer first.
@@ -240,12 +240,12 @@ def hello(process_id=1, **changed):
 
 
 def arrive(hello, *, has_tls=False, clock_s=0.0):
-    return roster(2, has_tls=has_tls).arrive(hello, now_s=0.0, clock_s=clock_s)
+    return members(2, has_tls=has_tls).arrive(hello, now_s=0.0, clock_s=clock_s)
 
 
 def test_who_leaves_again_is_missing():
     entered = arrive(hello())
-    assert isinstance(entered, Roster)
+    assert isinstance(entered, Members)
     assert entered.is_complete
     assert entered.leave(1).missing == [1]
 
@@ -292,7 +292,7 @@ def test_a_clock_that_is_far_off_is_refused(clock_s, side):
 
 
 def test_without_certificates_clocks_may_differ():
-    assert isinstance(arrive(hello(clock_s=1e6)), Roster)
+    assert isinstance(arrive(hello(clock_s=1e6)), Members)
 
 
 def test_many_missing_processes_are_counted():
@@ -343,7 +343,7 @@ def a_server(num_processes, secret=None):
     """Process 0, which takes its steps by the test, and its address."""
     address = ("127.0.0.1", free_port())
     with socket.create_server(address, backlog=256) as listener:
-        server = meeting_server._Server(listener, roster(num_processes), secret)
+        server = meeting_server._Server(listener, members(num_processes), secret)
         try:
             yield server, address
         finally:
@@ -357,14 +357,14 @@ def come(opened, server, address, count, *, sent=b"", host="127.0.0.1"):
         connection = socket.create_connection(address, source_address=(host, 0))
         opened.enter_context(connection).sendall(sent)
         server._accept()
-        server._read(server._visitors[-1])
-    return server._visitors[-count:]
+        server._read(server._connections[-1])
+    return server._connections[-count:]
 
 
 def test_processes_that_come_at_once_do_not_drop_each_other():
     with contextlib.ExitStack() as opened, a_server(200) as (server, address):
         come(opened, server, address, 199)
-        assert len(server._visitors) == 199
+        assert len(server._connections) == 199
 
 
 def test_a_flood_of_silence_does_not_drop_who_proves_itself():
@@ -372,8 +372,8 @@ def test_a_flood_of_silence_does_not_drop_who_proves_itself():
     proof = Secret.generate()
     with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
         [slow] = come(opened, server, address, 1, sent=hello)
-        come(opened, server, address, 2 * meeting_server._MAX_STRANGERS)
-        assert slow in server._visitors
+        come(opened, server, address, 2 * meeting_server._MAX_UNIDENTIFIED)
+        assert slow in server._connections
 
 
 def test_a_flood_from_one_host_does_not_drop_another_one():
@@ -382,8 +382,8 @@ def test_a_flood_from_one_host_does_not_drop_another_one():
     flood = {"sent": hello, "host": "127.0.0.2"}
     with contextlib.ExitStack() as opened, a_server(2, proof) as (server, address):
         [slow] = come(opened, server, address, 1, sent=hello)
-        come(opened, server, address, 2 * meeting_server._MAX_STRANGERS, **flood)
-        assert slow in server._visitors
+        come(opened, server, address, 2 * meeting_server._MAX_UNIDENTIFIED, **flood)
+        assert slow in server._connections
 
 
 def test_who_proved_nothing_is_not_answered(pool, jax_service):

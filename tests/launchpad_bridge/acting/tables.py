@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import replicator.launchpad_bridge as lp
-from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn, TrajectoryError
 from tests.launchpad_bridge.acting.counter import published
 
 
@@ -33,7 +33,7 @@ class FreeTable:
                 raise TrajectoryError(f"`{actor}` sent something else")
             copied = jax.tree.map(np.copy, trajectories)
             self.inserted.append((actor, version, copied, list(episodes)))
-        return Turn()
+        return ActorTurn()
 
     def get_variables(self, *, newer_than=None, timeout_s):
         version = len(self.inserted)
@@ -61,7 +61,7 @@ class TurnTable:
 
     def turn(self, actor):
         number = len(self.turns)
-        return Turn(
+        return ActorTurn(
             number=number,
             version=max(0, number - self.lag),
             snapshot=self.snapshots[number],
@@ -77,7 +77,7 @@ class TurnTable:
         self.episodes.append(list(episodes))
         self.after(number)
         turn = self.turn(actor)
-        return Turn(number=turn.number, version=turn.version)
+        return ActorTurn(number=turn.number, version=turn.version)
 
     def forget(self, turns):
         """Go back by so many turns, as a learner to its checkpoint."""

@@ -24,9 +24,9 @@ from replicator.launchpad_bridge.acting import (
     unroll,
 )
 from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
     TableTimeoutError,
     TrajectoryError,
-    Turn,
 )
 from tests.launchpad_bridge.acting.counter import (
     Counter,
@@ -202,7 +202,7 @@ def test_turns_need_environments_that_go_back():
 def test_turns_need_a_table_that_gives_them():
     class Free(FreeTable):
         def turn(self, actor):
-            return Turn()
+            return ActorTurn()
 
     with pytest.raises(ArgumentError, match="Use `TrajectoryTurns`"):
         turning(Free()).run()

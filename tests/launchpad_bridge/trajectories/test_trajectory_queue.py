@@ -7,7 +7,7 @@ import pytest
 
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.trajectories.rows import RowMemory
-from replicator.launchpad_bridge.trajectories.table import TrajectoryError, Turn
+from replicator.launchpad_bridge.trajectories.table import ActorTurn, TrajectoryError
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
 from tests.launchpad_bridge.trajectories.tables import SOON_S, ids_of, rows
 
@@ -38,7 +38,7 @@ def test_the_oldest_come_out_first():
 
 def test_actors_are_told_to_go_on_as_they_please():
     queue = TrajectoryQueue(16)
-    assert insert(queue, 1) == queue.turn("actor/0") == Turn()
+    assert insert(queue, 1) == queue.turn("actor/0") == ActorTurn()
 
 
 def test_a_full_queue_can_drop_the_oldest():

@@ -33,7 +33,7 @@ from replicator.launchpad_bridge.view.dashboard.page import (
 )
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from replicator.launchpad_bridge.view.watching.found_runs import LINK, describe_run
-from replicator.launchpad_bridge.view.watching.samples import Snapshot
+from replicator.launchpad_bridge.view.watching.samples import ProgramSample
 from replicator.launchpad_bridge.view.watching.watcher import Watcher
 from replicator.rpc.security.private_files import create_private
 from replicator.rpc.security.secret import Secret
@@ -125,7 +125,7 @@ class _Server(ThreadingTCPServer):
         # Held while the program is asked: of four servers at once each has a second to
         # answer. Taken before `_changed`, never while that is held.
         self._looking = threading.Lock()
-        self._seen: tuple[float, Snapshot] | None = None
+        self._seen: tuple[float, ProgramSample] | None = None
         super().__init__((_HOST, 0), _Answer)
         self.port: int = self.server_address[1]
 
@@ -178,7 +178,7 @@ class _Server(ThreadingTCPServer):
                 self._seen = None
                 self._watcher.rest()
 
-    def look(self) -> Snapshot:
+    def look(self) -> ProgramSample:
         """Return a sample: one for all who ask within the same while."""
         with self._looking:
             now_s = time.monotonic()

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from replicator.launchpad_bridge.graph import Edge, Graph
+from replicator.launchpad_bridge.graph import Graph, GraphEdge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +37,14 @@ class Arrow:
 
     source: End
     target: End
-    edges: Sequence[Edge]
+    edges: Sequence[GraphEdge]
 
 
 def arrows_of(graph: Graph) -> list[Arrow]:
     """Return the arrows that show all edges of a graph, in a fixed order."""
     groups = {label: [v.name for v in group] for label, group in graph.groups().items()}
     label_of = {vertex.name: vertex.label for vertex in graph.vertices}
-    between: dict[tuple[str, str], dict[tuple[str, str], list[Edge]]] = {}
+    between: dict[tuple[str, str], dict[tuple[str, str], list[GraphEdge]]] = {}
     for edge in graph.edges:
         labels = label_of[edge.source], label_of[edge.target]
         pairs = between.setdefault(labels, {})
@@ -60,7 +60,7 @@ def _arrows(
     source: str,
     target: str,
     groups: Mapping[str, Sequence[str]],
-    pairs: Mapping[tuple[str, str], Sequence[Edge]],
+    pairs: Mapping[tuple[str, str], Sequence[GraphEdge]],
 ) -> Iterator[Arrow]:
     """Yield arrows from one group to another, or inside of one; whole groups first."""
     left = dict(pairs)
@@ -90,5 +90,5 @@ def _ends(
         yield End(label=label, name=name), [name]
 
 
-def _joined(edges: Iterable[Sequence[Edge]]) -> Sequence[Edge]:
+def _joined(edges: Iterable[Sequence[GraphEdge]]) -> Sequence[GraphEdge]:
     return tuple(edge for some in edges for edge in some)

@@ -28,7 +28,7 @@ Lane: TypeAlias = tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class ArrowLine:
     """A line in the words of an SVG path, and where its text may stand.
 
     Attributes:
@@ -46,7 +46,7 @@ class Curve:
     bottom: float
 
 
-def curves_of(arrows: Sequence[Arrow], boxes: Mapping[End, Box]) -> list[Curve]:
+def curves_of(arrows: Sequence[Arrow], boxes: Mapping[End, Box]) -> list[ArrowLine]:
     """Return how each arrow runs.
 
     Args:
@@ -114,7 +114,7 @@ def _ends(
     return ends
 
 
-def _curve(points: Sequence[Point]) -> Curve:
+def _curve(points: Sequence[Point]) -> ArrowLine:
     x = points[0][0]
     # It ends where the head drawn at its end begins to narrow.
     before, (last_x, last_y) = points[-2], points[-1]
@@ -129,7 +129,7 @@ def _curve(points: Sequence[Point]) -> Curve:
             bend = right = right + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
         words.append(f"C{_told((bend, a[1]))} {_told((bend, b[1]))} {_told(b)}")
         on_it += _bezier(a, bend, b)
-    return Curve(
+    return ArrowLine(
         path=" ".join(words),
         points=on_it,
         words=on_it[len(on_it) // 2],

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from replicator.launchpad_bridge.graph import Graph, Vertex
 from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End, arrows_of
 from replicator.launchpad_bridge.view.drawing.boxes import Box, shown, width_of
-from replicator.launchpad_bridge.view.drawing.curves import Curve, curves_of
+from replicator.launchpad_bridge.view.drawing.curves import ArrowLine, curves_of
 from replicator.launchpad_bridge.view.drawing.layers import Point, place
 from replicator.launchpad_bridge.view.drawing.words import with_words
 
@@ -57,7 +57,7 @@ class DrawnGroup:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class Drawing:
     """A picture, before it is written in any format.
 
     Attributes:
@@ -73,13 +73,13 @@ class Layout:
     graph: Graph
     workers: Sequence[DrawnWorker]
     groups: Sequence[DrawnGroup]
-    arrows: Sequence[tuple[Arrow, Curve]]
+    arrows: Sequence[tuple[Arrow, ArrowLine]]
     width: float
     height: float
     note_lines: int
 
 
-def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
+def lay_out(graph: Graph, *, note_lines: int = 0) -> Drawing:
     """Return the picture of a graph.
 
     Args:
@@ -113,7 +113,7 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Layout:
         curves, words = with_words(curves, boxes.values())
     rights = [box.right + _MARGIN for box in [*boxes.values(), *words]]
     bottoms = [box.bottom for box in [*boxes.values(), *words]]
-    return Layout(
+    return Drawing(
         graph=graph,
         workers=workers,
         groups=[

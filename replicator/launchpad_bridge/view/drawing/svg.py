@@ -10,11 +10,11 @@ from html import escape
 
 from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End
 from replicator.launchpad_bridge.view.drawing.boxes import Box, shown
-from replicator.launchpad_bridge.view.drawing.curves import Curve
+from replicator.launchpad_bridge.view.drawing.curves import ArrowLine
 from replicator.launchpad_bridge.view.drawing.layout import (
+    Drawing,
     DrawnGroup,
     DrawnWorker,
-    Layout,
 )
 
 _FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
@@ -23,12 +23,12 @@ _INK, _FAINT, _EDGE = "#1f2933", "#52606d", "#7b8794"
 _SERVES, _RUNS, _GROUP, _PAPER = "#e3f0fb", "#f5f7fa", "#fbfcfd", "#ffffff"
 
 
-def svg_of(layout: Layout) -> str:
+def svg_of(layout: Drawing) -> str:
     """Return the picture as SVG."""
     return "\n".join(_lines(layout)) + "\n"
 
 
-def _lines(layout: Layout) -> Iterator[str]:
+def _lines(layout: Drawing) -> Iterator[str]:
     width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -63,7 +63,7 @@ def _group(group: DrawnGroup) -> Iterator[str]:
     yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{_FAINT}">{title}</text></g>'
 
 
-def _arrow(number: int, arrow: Arrow, curve: Curve) -> Iterator[str]:
+def _arrow(number: int, arrow: Arrow, curve: ArrowLine) -> Iterator[str]:
     handles = len(arrow.edges)
     what = arrow.edges[0].argument if handles == 1 else f"{handles} handles"
     told = f"{_end(arrow.source)} → {_end(arrow.target)}: {what}"

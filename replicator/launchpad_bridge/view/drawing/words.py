@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from replicator.launchpad_bridge.view.drawing.boxes import Box
-from replicator.launchpad_bridge.view.drawing.curves import Curve
+from replicator.launchpad_bridge.view.drawing.curves import ArrowLine
 from replicator.launchpad_bridge.view.drawing.layers import Point
 
 _WIDTH, _HEIGHT = 100.0, 13.0
@@ -22,8 +22,8 @@ _ALONG = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
 def with_words(
-    curves: Sequence[Curve], boxes: Iterable[Box]
-) -> tuple[list[Curve], list[Box]]:
+    curves: Sequence[ArrowLine], boxes: Iterable[Box]
+) -> tuple[list[ArrowLine], list[Box]]:
     """Return the lines with the places of their words, and the room that these take.
 
     Args:
@@ -41,7 +41,7 @@ def with_words(
     return found, room
 
 
-def _places(curve: Curve) -> Iterator[Box]:
+def _places(curve: ArrowLine) -> Iterator[Box]:
     on_it = [curve.points[int(share * (len(curve.points) - 1))] for share in _ALONG]
     for x, _ in on_it:
         left = x - _WIDTH / 2

@@ -1,15 +1,14 @@
-"""What a run notes of itself in its folder: a line whenever a worker starts or ends.
+"""Journal of a program's run: a line whenever a worker starts or ends.
 
     {"at_s": …, "run": {"phase": "running", …}, "workers": {"actors/3": {…}}}
 
 The first line has all workers, each later one those that changed. So a run that nobody
-looks at pays for a short write where a worker starts or ends, and for nothing between.
-Who looks on keeps the file open, and so reads the last line of a run whose folder is
-gone already: how it ended.
+watches pays for a short write where a worker starts or ends, and for nothing between.
+A watcher keeps the file open, and so reads the last line, how the run ended, even after
+the run's folder is gone.
 """
 
 import dataclasses
-import json
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from replicator.base.host.json_lines import append_line, parse_lines
 from replicator.distributed.processes.states import Finish, State, WorkerState
 
 JOURNAL = "states.jsonl"
@@ -27,14 +27,14 @@ _LOG = logging.getLogger("replicator.launchpad_bridge")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerNote:
-    """How a worker is, in the words of the supervisor.
+    """State of a worker, as the supervisor has it.
 
     Attributes:
       phase: "running", "waiting" for its restart, or "ended".
-      restarts: How often it was started again.
-      since_s: When this start was, in seconds since 1970.
-      outcome: How it ended last, as `Exited` has it; "" before.
-      error: What it ended with, in a line; "" for nothing.
+      restarts: Number of restarts.
+      since_s: Time of the last start, in seconds since 1970.
+      outcome: Outcome of the last end, as in `Exited`; "" before the first.
+      error: Error that it ended with, in a line; "" for none.
     """
 
     phase: str
@@ -46,13 +46,13 @@ class WorkerNote:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunNote:
-    """How a run is.
+    """State of a run.
 
     Attributes:
       phase: "starting", "running", "stopping", "killing" or "ended".
-      failure: What failed first, in a line; "" for nothing.
-      stopped_by: Who asked for the stop; "" for nobody.
-      workers: By name.
+      failure: First failure, in a line; "" for none.
+      stopped_by: Worker that asked for the stop; "" for none.
+      workers: States of the workers, by name.
     """
 
     phase: str = "starting"
@@ -65,8 +65,8 @@ class RunNote:
 class RunJournal:
     """Writes the notes of one run; in one thread.
 
-    A line is one write at the file's end. Of a launcher that dies in it a reader sees a
-    line without an end, and waits for the rest.
+    If the launcher dies in a write, a reader sees a line without an end, and waits for
+    the rest.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class RunJournal:
         self._noted = RunNote()
 
     def note(self, state: State | None, finish: Finish | None) -> None:
-        """Write what has changed; a disk that is full ends no run."""
+        """Write what has changed; a full disk is a warning, and the run goes on."""
         if state is None:
             return
         now = _note_of(state, finish)
@@ -86,10 +86,11 @@ class RunJournal:
         run = dataclasses.asdict(dataclasses.replace(now, workers=new))
         line = {"at_s": time.time(), "workers": run.pop("workers"), "run": run}
         try:
-            _append(self._path, f"{json.dumps(line)}\n".encode())
+            with open(self._path, "a+b", buffering=0, opener=_open_private) as file:
+                append_line(file, line)
         except OSError as error:
             _LOG.warning(
-                "What the run does cannot be noted in %s: %s", self._path, error
+                "The state of the run cannot be noted in %s: %s", self._path, error
             )
 
 
@@ -108,12 +109,11 @@ class JournalReader:
         self._known = RunNote()
 
     def read(self) -> RunNote:
-        """Return how the run is."""
-        *lines, self._rest = (self._rest + self._file.read(_LONGEST_LINE_BYTES)).split(
-            b"\n"
-        )
-        for line in lines:
-            self._known = _merged(self._known, json.loads(line))
+        """Return the state of the run as its newest line has it."""
+        data = self._rest + self._file.read(_LONGEST_LINE_BYTES)
+        whole, newline, self._rest = data.rpartition(b"\n")
+        for line in parse_lines(whole + newline):
+            self._known = _merged(self._known, line)
         return self._known
 
     def close(self) -> None:
@@ -149,10 +149,5 @@ def _merged(known: RunNote, line: Mapping[str, Any]) -> RunNote:
     return RunNote(workers={**known.workers, **changed}, **line["run"])
 
 
-def _append(path: Path, line: bytes) -> None:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
 """What a running program says of itself, as plain data, and how it is worked out.
 
 Servers count calls and bytes since they started; what is shown is how fast the counts
-grow between two looks. Pure: counts in, a `Snapshot` out.
+grow between two looks. Pure: counts in, a `ProgramSample` out.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replicator.launchpad_bridge.graph import Edge, Graph, Vertex
+from replicator.launchpad_bridge.graph import Graph, GraphEdge, Vertex
 from replicator.launchpad_bridge.view.watching.journal import RunNote, WorkerNote
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 
@@ -109,7 +109,7 @@ class EdgeSample:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class ProgramSample:
     """A program at one moment.
 
     Attributes:
@@ -192,7 +192,7 @@ def graph_of_description(described: Mapping[str, Any]) -> Graph:
             Vertex(**{key: worker[key] for key in ("name", "label", "kind", "text")})
             for worker in described["workers"]
         ],
-        edges=[Edge(**edge) for edge in described["edges"]],
+        edges=[GraphEdge(**edge) for edge in described["edges"]],
     )
 
 

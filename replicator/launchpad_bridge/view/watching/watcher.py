@@ -15,7 +15,7 @@ from replicator.launchpad_bridge.view.watching.found_runs import describe_run
 from replicator.launchpad_bridge.view.watching.journal import JournalReader, RunNote
 from replicator.launchpad_bridge.view.watching.samples import (
     Counts,
-    Snapshot,
+    ProgramSample,
     edges_of,
     graph_of_description,
     workers_of,
@@ -70,12 +70,12 @@ class Watcher:
                 return RunNote(phase="ended" if is_over else "starting")
         return self._journal.read()
 
-    def sample(self) -> Snapshot:
+    def sample(self) -> ProgramSample:
         """Return how the program is; rates are those since the last sample."""
         note = self.note()
         now = self._ask(note)
         before, self._before = self._before or now, now
-        return Snapshot(
+        return ProgramSample(
             program=self.graph.program,
             run_id=self._run_id,
             pid=self._pid,

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 from replicator.launchpad_bridge.graph import graph_of
 from replicator.launchpad_bridge.view.dashboard.page import asset, event_of, page_of
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
-from replicator.launchpad_bridge.view.watching.samples import EdgeSample, Snapshot
+from replicator.launchpad_bridge.view.watching.samples import EdgeSample, ProgramSample
 from tests.launchpad_bridge.view.drawing.programs_to_draw import (
     HOSTILE,
     hostile,
@@ -68,7 +68,7 @@ def test_an_arrow_shows_the_traffic_of_all_edges_it_stands_for():
         )
         for i in range(6)
     ]
-    said = Snapshot(
+    snapshot = ProgramSample(
         program="training",
         run_id="r",
         pid=1,
@@ -79,13 +79,13 @@ def test_an_arrow_shows_the_traffic_of_all_edges_it_stands_for():
         workers=[],
         edges=edges,
     )
-    told = event_of(said, layout)
+    event = event_of(snapshot, layout)
     sources = [arrow.source.label for arrow, _ in layout.arrows]
     targets = [arrow.target.label for arrow, _ in layout.arrows]
-    assert list(zip(sources, targets, told["arrows"], strict=True)) == [
-        ("learner", "replay", {"calls_per_s": 0, "bytes_per_s": 0}),
-        ("actors", "replay", {"calls_per_s": 210.0, "bytes_per_s": 6.0}),
-        ("actors", "learner", {"calls_per_s": 0, "bytes_per_s": 0}),
-        ("evaluator", "learner", {"calls_per_s": 0, "bytes_per_s": 0}),
+    assert list(zip(sources, targets, event["arrows"], strict=True)) == [
+        ("learner", "replay", {"calls_per_s": 0, "text": ""}),
+        ("actors", "replay", {"calls_per_s": 210.0, "text": "210/s · 6.00 B/s"}),
+        ("actors", "learner", {"calls_per_s": 0, "text": ""}),
+        ("evaluator", "learner", {"calls_per_s": 0, "text": ""}),
     ]
-    assert told["program"] == "training"
+    assert event["program"] == "training"

@@ -6,7 +6,7 @@ from time import process_time
 import numpy as np
 import pytest
 
-from replicator.launchpad_bridge.graph import Edge, Graph, Vertex, graph_of
+from replicator.launchpad_bridge.graph import Graph, GraphEdge, Vertex, graph_of
 from replicator.launchpad_bridge.view.drawing.boxes import Box
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from tests.launchpad_bridge.view.drawing.programs_to_draw import (
@@ -88,7 +88,7 @@ def test_all_arrows_are_within_the_picture_also_one_to_its_own_node(note_lines):
         Vertex(name=name, label=name, kind="PyNode", text="f") for name in ("a", "b")
     ]
     edges = [
-        Edge(source=source, target=target, argument="x")
+        GraphEdge(source=source, target=target, argument="x")
         for source, target in [("a", "a"), ("a", "b"), ("b", "a")]
     ]
     for chosen in (edges[:1], edges[1:]):
@@ -134,7 +134,9 @@ def test_words_of_hundreds_of_arrows_are_placed_at_once():
     pairs = [rng.sample(range(60), 2) for _ in range(180)]
     names = [f"n{number}" for number in range(60)]
     vertices = [Vertex(name=n, label=n, kind="PyNode", text="f") for n in names]
-    edges = [Edge(source=names[a], target=names[b], argument="x") for a, b in pairs]
+    edges = [
+        GraphEdge(source=names[a], target=names[b], argument="x") for a, b in pairs
+    ]
     graph, began = Graph(program="p", vertices=vertices, edges=edges), process_time()
     lay_out(graph, note_lines=3)
     # Every place against every point of every line took 5 s.
@@ -144,7 +146,7 @@ def test_words_of_hundreds_of_arrows_are_placed_at_once():
 def drawn(pairs):
     names = dict.fromkeys(name for pair in pairs for name in pair)
     vertices = [Vertex(name=n, label=n, kind="PyNode", text="f") for n in names]
-    edges = [Edge(source=a, target=b, argument="x") for a, b in pairs]
+    edges = [GraphEdge(source=a, target=b, argument="x") for a, b in pairs]
     return lay_out(Graph(program="p", vertices=vertices, edges=edges))
 
 

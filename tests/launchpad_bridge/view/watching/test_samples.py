@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from replicator.launchpad_bridge.graph import Edge, Graph, Vertex
+from replicator.launchpad_bridge.graph import Graph, GraphEdge, Vertex
 from replicator.launchpad_bridge.view.watching.journal import RunNote, WorkerNote
 from replicator.launchpad_bridge.view.watching.samples import (
     Counts,
-    Snapshot,
+    ProgramSample,
     edges_of,
     workers_of,
 )
@@ -24,7 +24,8 @@ GRAPH = Graph(
         Vertex(name="actor", label="actor", kind="PyNode", text="act"),
     ],
     edges=[
-        Edge(source="actor", target="server", argument=f"args[{i}]") for i in range(2)
+        GraphEdge(source="actor", target="server", argument=f"args[{i}]")
+        for i in range(2)
     ],
 )
 NOTE = RunNote(
@@ -134,7 +135,7 @@ def test_the_traffic_of_an_edge_is_what_its_source_called():
 
 def test_a_snapshot_is_plain_data():
     now = counts(1.0, add=method(1))
-    snapshot = Snapshot(
+    snapshot = ProgramSample(
         program="p",
         run_id="r",
         pid=1,

@@ -1,8 +1,8 @@
 """Walk through nested containers as Launchpad does: leaves, their paths, replacement.
 
 A container is a list, a tuple (named ones too), a mapping, or an instance of an `attrs`
-class. All else is a leaf, `None` and data classes included: what a program hands to a
-constructor arrives there as it was, handles apart.
+class. All else is a leaf, `None` and data classes included: arguments reach a
+constructor unchanged, handles apart.
 """
 
 import collections
@@ -19,6 +19,9 @@ def map_leaves(fn: Callable[[Any], Any], structure: PyTree) -> PyTree:
 
     Raises:
       ValueError: It is nested more than 64 deep, or holds itself.
+
+    >>> map_leaves(lambda x: 10 * x, {"a": [1, (2,)]})
+    {'a': [10, (20,)]}
     """
     return _mapped(fn, structure, 0)
 
@@ -28,7 +31,7 @@ def leaves_with_paths(structure: PyTree, path: str = "") -> Iterator[tuple[str, 
 
     Args:
       structure: Any nesting of containers.
-      path: Of the structure itself.
+      path: Path of the structure itself.
 
     Raises:
       ValueError: It is nested more than 64 deep, or holds itself.
@@ -40,7 +43,13 @@ def leaves_with_paths(structure: PyTree, path: str = "") -> Iterator[tuple[str, 
 
 
 def children(structure: PyTree, path: str) -> list[tuple[str, Any]] | None:
-    """Return the parts of a container with their paths; None for a leaf."""
+    """Return the parts of a container with their paths; None for a leaf.
+
+    >>> children({"a": 1, "b": [2]}, "kwargs")
+    [("kwargs['a']", 1), ("kwargs['b']", [2])]
+    >>> children(3, "args[0]") is None
+    True
+    """
     if isinstance(structure, Mapping):
         return [(f"{path}[{key!r}]", part) for key, part in structure.items()]
     names = _field_names(structure)

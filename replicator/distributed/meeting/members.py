@@ -1,4 +1,4 @@
-"""Which processes have arrived at the meeting, and which are refused; no sockets."""
+"""Processes that have arrived at the meeting, and the errors that refuse others."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ class Hello:
       process_id: Its number.
       num_processes: Number of processes in the group, as far as it knows.
       host: Name of its host, for messages only.
-      patience_s: How much longer it is going to wait.
+      patience_s: Seconds that it is still going to wait.
       clock_s: Time of its clock, in seconds since 1970.
       has_tls: Whether it is going to start JAX with a certificate.
     """
@@ -44,8 +44,8 @@ class Hello:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Roster:
-    """The processes of a group that have arrived, and until when they wait.
+class Members:
+    """Processes of a group that have arrived, and the end of their wait.
 
     Attributes:
       num_processes: Number of processes in the group.
@@ -69,8 +69,15 @@ class Roster:
         """Numbers of the processes that have not arrived."""
         return [p for p in range(self.num_processes) if p not in self.hosts]
 
-    def arrive(self, hello: Hello, *, now_s: float, clock_s: float) -> "Roster | str":
-        """Return the roster with one more process, or the error that refuses it."""
+    def arrive(self, hello: Hello, *, now_s: float, clock_s: float) -> "Members | str":
+        """Return the members with one more process, or the error that refuses it.
+
+        >>> nobody = Members(num_processes=1, deadline_s=9, has_tls=False, hosts={})
+        >>> hello = Hello(process_id=0, num_processes=1, host="b", patience_s=30,
+        ...               clock_s=0, has_tls=False)
+        >>> nobody.arrive(hello, now_s=0, clock_s=0).is_complete
+        True
+        """
         who = f"process {hello.process_id} (on {hello.host})"
         if hello.num_processes != self.num_processes:
             return (
@@ -109,14 +116,18 @@ class Roster:
             hosts=self.hosts | {hello.process_id: hello.host},
         )
 
-    def leave(self, process_id: int) -> "Roster":
-        """Return the roster without a process that has gone again."""
+    def leave(self, process_id: int) -> "Members":
+        """Return the members without a process that has gone again."""
         hosts = {p: host for p, host in self.hosts.items() if p != process_id}
         return dataclasses.replace(self, hosts=hosts)
 
 
 def parse_hello(line: bytes) -> Hello | None:
-    """Return the fields of a line; None if they are not those of `Hello`."""
+    """Return the fields of a line; None if they are not those of `Hello`.
+
+    >>> parse_hello(b'{"process_id": -1}') is None
+    True
+    """
     try:
         read = json.loads(line)
         if not all(rule.is_right(read[name]) for name, rule in _FIELDS.items()):
@@ -128,7 +139,11 @@ def parse_hello(line: bytes) -> Hello | None:
 
 
 def describe_missing(missing: list[int], num_processes: int, *, most: int = 16) -> str:
-    """Return the missing processes in words: "processes 1, 3 of 4"."""
+    """Name the missing processes.
+
+    >>> describe_missing([1, 3], 4)
+    'processes 1, 3 of 4'
+    """
     named = ", ".join(map(str, missing[:most]))
     more = f" and {len(missing) - most} more" if len(missing) > most else ""
     noun = "process" if len(missing) == 1 else "processes"

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 
-from replicator.launchpad_bridge.running.nested import leaves_with_paths, map_leaves
+from replicator.launchpad_bridge.running.containers import leaves_with_paths, map_leaves
 
 
 class Pair(NamedTuple):

@@ -1,8 +1,8 @@
 """End a node that hangs: its thread if that can be, else the process that it is in.
 
 A thread ends by an error that is raised in it, at its next instruction of Python. One
-that waits in foreign code for ever (a collective, a lock) never comes to that: then its
-process is all that can be ended, and whoever else runs in it is taken along.
+that waits in foreign code forever (a collective, a lock) never comes to that: then only
+its process can be ended, with all other nodes that run in it.
 """
 
 import os
@@ -15,7 +15,7 @@ from replicator.exit_codes import HUNG
 from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 GRACE_S = 15.0
-"""How long a thread may take to end; and then the program, to stop."""
+"""Seconds that a thread may take to end; and then the program, to stop."""
 
 
 def fail_node(
@@ -32,15 +32,15 @@ def fail_node(
     Called in the thread of a watchdog, while the node's own stands still.
 
     Args:
-      thread: The node's.
+      thread: Thread of the node.
       over: Set when the node has ended.
-      report: What the error says.
-      node: The worker's name.
+      report: Text of the error.
+      node: Name of the worker.
       stop_program: Asks all nodes to stop; called if the thread cannot be ended.
-      others: Returns who runs in this process as well.
+      others: Returns the names of other workers in this process.
     """
 
-    class Failed(NodeFailedError):  # made by Python, which hands it nothing
+    class Failed(NodeFailedError):  # made by Python, without arguments
         def __init__(self) -> None:
             super().__init__(report, node=node)
 

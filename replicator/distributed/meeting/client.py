@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from replicator.distributed.clusters import Cluster
-from replicator.distributed.meeting.roster import Hello
+from replicator.distributed.meeting.members import Hello
 from replicator.distributed.meeting.server import BINDING, VERDICT_S, serve
 from replicator.errors import (
     AuthenticationError,
@@ -41,7 +41,7 @@ _RETRY_S = 0.05
 _T = TypeVar("_T")
 
 
-def meet(
+def wait_for_all(
     cluster: Cluster,
     *,
     bind_host: str | None,
@@ -52,10 +52,10 @@ def meet(
     """Wait until all processes of the group have arrived.
 
     Args:
-      cluster: The group, and which process this is.
+      cluster: The group, and the number of this process.
       bind_host: Host that process 0 listens on; the coordinator's by default.
-      timeout_s: How long to wait.
-      secret: The run's, which all prove to know; None for no proof.
+      timeout_s: Longest wait in seconds.
+      secret: Secret of the run, which all prove to know; None for no proof.
       has_tls: Whether this process is going to start JAX with a certificate.
 
     Returns:
@@ -75,7 +75,7 @@ def meet(
             has_tls=has_tls,
         )
     deadline_s = time.monotonic() + timeout_s
-    return _Guest(cluster, timeout_s, deadline_s, secret, has_tls).meet()
+    return _Client(cluster, timeout_s, deadline_s, secret, has_tls).wait_for_all()
 
 
 def resolve(host: str) -> str:
@@ -97,8 +97,8 @@ def resolve(host: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Guest:
-    """The side of every process but 0; attributes as the arguments of `meet`."""
+class _Client:
+    """Side of every process but 0; attributes as the arguments of `wait_for_all`."""
 
     cluster: Cluster
     timeout_s: float
@@ -106,7 +106,7 @@ class _Guest:
     secret: Secret | None
     has_tls: bool
 
-    def meet(self) -> list[str]:
+    def wait_for_all(self) -> list[str]:
         """Ask process 0 until it answers, then wait until JAX listens on its port."""
         hosts = self._retry(self._ask)
         # A gRPC connection that is refused retries only after 1 s.
