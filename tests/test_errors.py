@@ -1246,8 +1246,8 @@ ROWS = [
         "A session that is not open",
         lambda: replicas(2).session(init_state=1.0, steps=1).steps_done,
         ArgumentError,
-        "A session must be open to be used, got one that is not. Write `with "
-        "rep.session(...) as session:`.",
+        "`session` must be open, got one that is not. Write `with rep.session(...) as "
+        "session:`.",
     ),
     Row(
         "The result of a session before its end",
@@ -1310,19 +1310,18 @@ ROWS = [
         'or choose `Spikes(action="log")`.',
     ),
     Row(
-        "A dataset that ends in the midst of a turn",
+        "A dataset that ends between two steps of an update",
         lambda: turns_of(dataset=[regression_batch()] * 3, steps=None),
         ArgumentError,
-        "`dataset` must last until the turn of step 2 is done, got its end. Repeat it, "
-        "or pass `steps`.",
+        "`dataset` must last until step 2 is done, got its end. Repeat it, or pass "
+        "`steps`.",
     ),
     Row(
-        "A turn that nothing is said of",
+        "An update without `session.after()`",
         lambda: in_session(lambda session: counting(session)(regression_batch())),
         ArgumentError,
-        "`session.after()` must be called for each turn, got one without that moved "
-        "the state on behind step 0. Call `session.after(metrics)` where an update is "
-        "made.",
+        "`session.after()` must be called for each update, got a step after step 0 "
+        "without it. Call `session.after(metrics)` where an update is made.",
     ),
     Row(
         "A step behind the last",
@@ -1368,7 +1367,8 @@ ROWS = [
         "A session in another thread",
         lambda: in_session(elsewhere),
         ArgumentError,
-        "`session` must stay in its thread, got another. Open it in that one.",
+        "`session` must be used in the thread that opened it, got another. Open it in "
+        "this one.",
     ),
     Row(
         "Microbatches for a dataset that is not there",

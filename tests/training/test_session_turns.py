@@ -329,7 +329,7 @@ def test_a_session_may_be_opened_again_when_it_has_ended(tmp_path):
 
 
 def test_a_loop_that_has_forgotten_after_does_not_go_on_for_ever(monkeypatch):
-    monkeypatch.setattr("replicator.training.session.MOST_OF_A_TURN", 9)
+    monkeypatch.setattr("replicator.training.session.MOST_BATCHES_OF_AN_UPDATE", 9)
 
     def train():
         with opened(BATCHES) as session:
