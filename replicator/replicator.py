@@ -47,7 +47,7 @@ from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.loop import LoopResult
-from replicator.training.node import Node
+from replicator.training.node import ProgramNode
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
@@ -358,7 +358,7 @@ class Replicator:
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
-        node: Node | None = None,
+        node: ProgramNode | None = None,
     ) -> LoopResult:
         """Train: read ahead, dispatch ahead, report one step late.
 
@@ -475,7 +475,7 @@ class Replicator:
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
-        node: Node | None = None,
+        node: ProgramNode | None = None,
     ) -> Session:
         """Return all of `run` but its loop, for a loop of your own.
 

@@ -1355,7 +1355,7 @@ ROWS = [
         lambda: ended_on_bad(),
         NonFiniteError,
         "`metrics` must be finite until the loop ends, got a bad number at step 1. "
-        "Look at its batch: no checkpoint from before it is there.",
+        "Look at its batch: there is no checkpoint from before it.",
     ),
     Row(
         "A session that is opened twice",
@@ -1676,7 +1676,8 @@ ROWS = [
             eval_every=2,
         ),
         ArgumentError,
-        "`eval_dataset` must name each of several datasets by a word without `/`, got "
+        "`eval_dataset` must name each of several datasets by a string without `/`, "
+        "got "
         '[\'a/b\']. Write `{"val": ..., "test": ...}`.',
     ),
     Row(

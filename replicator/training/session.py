@@ -27,12 +27,12 @@ from replicator.hooks.hook_states import hook_states
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
 from replicator.training.checkpoint_hook import open_store
-from replicator.training.closing import closed_at_the_end
-from replicator.training.guards import end_told, guarded, require_possible
+from replicator.training.closing import close_all
+from replicator.training.guards import guarded, log_end, require_possible
 from replicator.training.loop import LoopResult
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
-from replicator.training.open_run import Batches, EndOfBatches, Opened, open_run
+from replicator.training.open_run import EndOfBatches, Opened, SessionBatches, open_run
 from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.preemption import Preemption
 from replicator.training.reports.records import alone
@@ -95,9 +95,9 @@ class Session:
         closers = list(dict.fromkeys(hook.close for hook in spec.hooks))
         with ExitStack() as outer:
             outer.callback(setattr, self, "_open", None)
-            outer.enter_context(closed_at_the_end(closers))
+            outer.enter_context(close_all(closers))
             outer.enter_context(alone(spec))
-            outer.enter_context(end_told(spec))
+            outer.enter_context(log_end(spec))
             if self._step is not None:
                 outer.enter_context(examined(spec, self._step))
             self._open_here()
@@ -181,7 +181,7 @@ class Session:
                 "`session`, or loop over `session.steps()`."
             )
         self._require_own_thread()
-        return Batches(self._each_batch())
+        return SessionBatches(self._each_batch())
 
     def _each_batch(self) -> Iterator[Placed]:
         while True:
@@ -360,7 +360,7 @@ class Session:
             self._preemption = inner.enter_context(guarded(spec))
             inner.push(self._leave_if_asked)
             closers: list[Callable[[], None]] = []
-            inner.enter_context(closed_at_the_end(closers))
+            inner.enter_context(close_all(closers))
             self._open = open_run(
                 spec,
                 preemption=self._preemption,
@@ -432,7 +432,7 @@ class Session:
     def _leave_if_asked(self, kind: object, *failure: object) -> None:
         """End the program if a signal arrived while the run ended well."""
         if kind is None and self._preemption is not None and self._result is not None:
-            self._preemption.leave_if_asked(self._result.step, tell=self._spec.tell)
+            self._preemption.leave_if_asked(self._result.step, log=self._spec.log)
 
     def _go_back(self, signal: GoingBack) -> None:
         """Open the run once more, from before the step that went bad."""
