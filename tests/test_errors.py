@@ -1407,7 +1407,7 @@ ROWS = [
         lambda: run(None),
         ArgumentError,
         "`dataset` must be an iterable of batches or a callable, got NoneType. Pass "
-        "the batches; for those of a queue there is `rep.session`.",
+        "the batches; use `rep.session` to take them from a queue.",
     ),
     Row(
         "A dataset for a function to evaluate",
