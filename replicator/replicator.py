@@ -1,7 +1,7 @@
 """One object for users: where replicas run, how a step is lifted onto them, and a loop.
 
-It joins modules and decides nothing: `state` makes states, `make_step` lifts, `inputs`
-feeds, `evaluate` counts, `training` runs what `session` puts together.
+It joins modules and decides nothing: `state` makes states, `make_step` lifts steps,
+`inputs` reads, `evaluate` counts, `training` runs sessions.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.loop import LoopResult
-from replicator.training.node import Node
+from replicator.training.node import ProgramNode
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
@@ -65,17 +65,18 @@ class Replicator:
     """Run what one replica does on many devices.
 
     Args:
-      num_replicas: How many devices to use; all by default.
+      num_replicas: Number of devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
-      strategy: How a step and its state are spread: from `replicator.strategies`. By
-        default each device has a replica; one that partitions makes all of them one. A
-        function `(variables, devices)` of your own that returns one is called when
-        the first state is made, and a state of another model is refused then.
-      reduction: `"fast"` leaves to XLA in which order gradients add up. `"ordered"`
+      strategy: A strategy of `replicator.strategies`, by which a step and its state
+        are spread. By default each device has a replica; one that partitions
+        makes one replica of all devices. A function `(variables, devices)` of your own
+        that returns a strategy is called when the first state is made; from then on a
+        state of another model is refused.
+      reduction: `"fast"` leaves the order in which gradients add up to XLA. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
-        2 × 4 give the same bits; another product of the two adds otherwise. One replica
-        is compiled to another program: 1 × 8 has the bits of 8 × 1 for layers and
-        convolutions, and for attention those of a rounding elsewhere.
+        2 × 4 give the same bits; another product of the two adds in another order. One
+        replica is compiled to another program: 1 × 8 has the bits of 8 × 1 for layers
+        and convolutions; for attention, rounding differs.
       max_in_flight: Most calls dispatched and not finished; never above 16 on CPU.
       compilation_cache: Keep compiled programs in a private directory of this user.
 
@@ -123,12 +124,12 @@ class Replicator:
 
     @property
     def layout(self) -> Layout:
-        """How state and batches lie on the mesh."""
+        """The layout of state and batches on the mesh."""
         return self._layout
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas a step runs on."""
+        """Number of replicas that a step runs on."""
         return self._layout.num_replicas
 
     def wrap_optimizer(
@@ -143,8 +144,11 @@ class Replicator:
         """Reduce gradients over replicas, then let `tx` update.
 
         See `replicator.wrap_optimizer` for arguments, result and errors; this one adds
-        the replicator's `reduction`. Under a strategy that partitions `accumulate` is
-        for `compile` alone.
+        the replicator's `reduction`. Under a strategy that partitions, pass
+        `accumulate` to `compile` instead.
+
+        >>> optimizer = rep.wrap_optimizer(optax.sgd(0.1))
+        >>> opt = optimizer.init({"w": jnp.zeros(3)})
         """
         make_step.check_own_sums(self._layout, accumulate)
         return optimizers.wrap_optimizer(
@@ -158,18 +162,21 @@ class Replicator:
 
     @eager("rep.init")
     def init(self, init_fn: InitFn, *, seed: int = 0) -> PyTree:
-        """Make the state for an own loop, born on every device.
+        """Make the first state for a loop of your own, on every device.
 
         Args:
           init_fn: `init_fn(key)` returns any pytree of arrays.
-          seed: Of the key it gets; the same as in `run(seed=...)`.
+          seed: Seed of its key; gives the same key as `run(seed=...)`.
 
         Returns:
           The state; `PerReplica` leaves have a replica axis, padded ones are `Padded`.
 
         Raises:
-          ArgumentError: `init_fn` is no function of a key, `seed` no whole number, or
-            JAX traces the call.
+          ArgumentError: `init_fn` is not a function of a key, `seed` is not a whole
+            number, or JAX traces the call.
+
+        >>> rep.init(lambda key: {"w": jnp.zeros(3)})["w"].sharding.is_fully_replicated
+        True
         """
         check_function("init_fn", init_fn, "key")
         key, _ = run_keys(seed)
@@ -177,19 +184,19 @@ class Replicator:
 
     @eager("rep.put")
     def put(self, state: PyTree) -> PyTree:
-        """Put a copy of a state on every device, for an own loop: to tune a model.
+        """Copy a state to every device, for a loop of your own: to tune a model.
 
         Args:
-          state: Any pytree of arrays, of JAX or of NumPy, from wherever; left as it
-            is. `PerReplica` leaves have a leading replica axis, as in `result.state`.
+          state: Any pytree of JAX or NumPy arrays, on any device; left as it is.
+            `PerReplica` leaves have a leading replica axis, as in `result.state`.
 
         Returns:
-          The state as `init` would have made it. It shares no memory with what was
-          given: a step may take it over.
+          The state as `init` would have made it. It shares no memory with the
+          argument: a step may donate it.
 
         Raises:
-          ArgumentError: A leaf is no array, a `PerReplica` leaf has no row for each
-            replica, or JAX traces the call.
+          ArgumentError: A leaf is not an array, a `PerReplica` leaf lacks a row for
+            each replica, or JAX traces the call.
 
         >>> params = init_params(key)                    # or what a file holds
         >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
@@ -226,24 +233,27 @@ class Replicator:
         One call takes one global batch and makes exactly one update.
 
         Args:
-          step_fn: What one replica does: `step_fn(state, batch[, key])` returns the new
+          step_fn: Step of one replica: `step_fn(state, batch[, key])` returns the new
             state and metrics.
-          accumulate: Equal microbatches that the batch is cut into.
+          accumulate: Number of equal microbatches that the batch is cut into.
           steps_per_call: Updates per call; batches, keys and metrics then have a
             leading axis of that length.
           checks: `checkify` errors to look for, e.g. `checkify.user_checks`. Each call
             then waits for its result.
           check_first_updates: Under a strategy that partitions, compare the first two
-            updates of each program with what one device makes of them:
-            `step.checked_updates` tells what came of it.
+            updates of each program with those of one device: `step.checked_updates`
+            holds the results.
           debug: Run as one replica on the whole batch, without `jit` or `shard_map`.
 
         Returns:
           The step, compiled at its first call.
 
         Raises:
-          ArgumentError: An argument is of another kind, a number is below 1, or
-            `debug` is asked for with `steps_per_call` or `checks`.
+          ArgumentError: An argument is of the wrong kind, a number is below 1, or
+            `debug` is combined with `steps_per_call` or `checks`.
+
+        >>> step = rep.compile(step_fn)
+        >>> state, metrics = step(rep.init(init_fn), batch)
         """
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
         check_flags(debug=debug, check_first_updates=check_first_updates)
@@ -267,25 +277,24 @@ class Replicator:
         batch: PyTree = None,
         key: Key | None = None,
     ) -> Inspection:
-        """Say what a step sends, keeps and computes: it is compiled, and not run.
+        """Show what a step sends, keeps and computes: it is compiled, and not run.
 
         Args:
-          step: A `step_fn`, or what `compile` returned. Of one that was called, and
-            without what follows, it is the program that was compiled last.
+          step: A `step_fn`, or the result of `compile`. If that was called before, and
+            no other argument is given, its last compiled program is shown.
           state: Arrays, shapes, or the `init_fn(key)` that returns it.
           batch: One global batch: arrays, or `jax.ShapeDtypeStruct`s.
           key: A random key if `step_fn` takes one.
 
         Returns:
-          Each collective with its kind, count, bytes, axes and the user's line, memory
-          of a device, and arithmetic; printed, a table.
+          Each collective with its kind, count, bytes, axes and the user's line, the
+          memory of a device, and the arithmetic; prints as a table.
 
         Raises:
-          ArgumentError: There is no state or batch, and nothing compiled; the step is
-            one for `debug`; or as a call of the step.
-          BatchError: As a call of the step.
-          jax.errors.JaxRuntimeError: The compiler found that it needs more memory than
-            a device has.
+          ArgumentError: State or batch is missing and nothing was compiled; the step
+            was made with `debug`; or a call of the step would raise it.
+          BatchError: A call of the step would raise it.
+          jax.errors.JaxRuntimeError: The step needs more memory than a device has.
 
         >>> rep = replicator.Replicator()
         >>> rep.inspect(step_fn, init_fn, batch).counts()
@@ -302,20 +311,23 @@ class Replicator:
         *,
         start: Position | None = None,
     ) -> Prefetcher:
-        """Read a dataset ahead, onto the mesh, for an own loop.
+        """Read a dataset ahead, onto the mesh, for a loop of your own.
 
         Args:
           dataset: An iterable of global batches, or `input_fn(context)`.
-          options: How it is read, checked and placed.
-          start: Where to begin: the `position` of the last batch that was used.
+          options: Options of reading, checking and placing.
+          start: Position to begin at: the `position` of the last batch that was used.
 
         Returns:
           An iterator of `Placed` batches that a compiled step takes; close it when
           done.
+
+        >>> with rep.batches(dataset, replicator.InputOptions(epochs=1)) as batches:
+        ...     sizes = [batch.examples for batch in batches]
         """
         return open_input(dataset, self._layout, options=options, start=start)
 
-    def run(
+    def run(  # noqa: D417 (`RunOptions` describes the options)
         self,
         step_fn: StepFn,
         dataset: Dataset,
@@ -348,65 +360,34 @@ class Replicator:
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
-        node: Node | None = None,
+        node: ProgramNode | None = None,
     ) -> LoopResult:
         """Train: read ahead, dispatch ahead, report one step late.
 
+        The options are the fields of `replicator.options.RunOptions`, which describes
+        each of them. The step: `accumulate`, `auto_microbatch`, `memory_limit_bytes`,
+        `steps_per_call`, `checks`, `check_first_updates`, `debug`. Around it: `inputs`,
+        `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`.
+        Evaluation: `eval_*`, `follow`. Records: `directory`, `write_every`,
+        `gradient_norm`, `display`, `profile`. Bad numbers: `on_nonfinite`, `spikes`.
+
+        >>> result = rep.run(step_fn, dataset, init_fn=init_fn, steps=3)
+        >>> result.step
+        3
+
         Args:
-          step_fn: What one replica does: `step_fn(state, batch[, key])` returns the new
+          step_fn: Step of one replica: `step_fn(state, batch[, key])` returns the new
             state and metrics. The key is `fold_in(run's key, step)`, equal on all
             replicas and in all microbatches.
-          dataset: An iterable of global batches, or `input_fn(context)`; one that can
-            be iterated again is, until the steps are done.
-          init_fn: `init_fn(key)` returns the first state.
-          init_state: In its place: the first state, as `put` takes it; copied.
+          dataset: An iterable of global batches, or `input_fn(context)`. An iterable
+            that can be read again is, until all steps are done.
           steps: Updates to make; None runs until the dataset ends.
-          seed: Of the keys of `init_fn` and `step_fn`.
-          accumulate: Equal microbatches that each global batch is cut into.
-          auto_microbatch: Choose the smallest `accumulate` that fits into memory:
-            programs are compiled, and the first that fits is run, to find it.
-          memory_limit_bytes: What it has to fit into on each device; by default what
-            the devices say that they have.
-          steps_per_call: Updates per dispatch, with no change of meaning.
-          directory: Where `metrics.jsonl`, TensorBoard events (if installed),
-            `run.json` and the journal go; None writes nothing. `replicator report`
-            makes a page of it.
-          checkpoint_dir: Where the whole run is saved, and from where it goes on by
-            itself, bit for bit; one directory per run.
-          checkpoint_every: Steps between saves, or a schedule such as
-            `options.every(seconds=600)`.
-          retention: Which checkpoints stay; the last three by default.
-          eval_fn: What is evaluated, as in `evaluate`; tried on one batch before the
-            first step.
-          eval_dataset: On what, read anew each time; several by name, `{"val": ...}`.
-          eval_every: Steps between evaluations, or a schedule; the last state is
-            evaluated, too.
-          follow: The number of the evaluation that tells which step is the best, and
-            when to give up.
-          hooks: What else happens, after the built-in reports.
-          step_timeout: Seconds that a step may take before the program ends, with all
-            stacks told; by default ten times the median, at least 60. `Limits` say
-            it for all that a run does.
-          inputs: How the dataset is read and checked; its `accumulate`,
-            `steps_per_call` and `steps` are left to the run.
-          write_every: Steps between written metrics.
-          gradient_norm: Whether metrics tell the norm of the reduced gradient; it takes
-            one more reading of the gradient, several per cent of a small model's step.
-          display: Whether progress is shown on standard error.
-          profile: Steps to trace, for example `range(100, 110)`; the signal SIGUSR2
-            traces the next ten.
-          on_nonfinite: What a metric that is NaN or infinite leads to. `"raise"` ends
-            the run, and is the default unless an optimizer skips such updates;
-            `"skip"` leaves the update out, on all replicas alike; `"rollback"` goes
-            back to the last good checkpoint and leaves the batch out; `"ignore"` goes
-            on.
-          spikes: Which metric to watch for sudden leaps, and what they lead to.
-          checks: As in `compile`.
-          check_first_updates: As in `compile`, and on by default, but where
-            `REPLICATOR_CHECK_FIRST_UPDATES=0` is in the environment.
-          debug: As in `compile`.
-          node: `lp.context.get_context()` in a node of a program: the run stops,
-            saved, when the program stops, and a run that hangs fails its node.
+          init_fn: `init_fn(key)` returns the first state.
+          init_state: First state, as `put` takes it, instead of an `init_fn`.
+          seed: Seed of the keys of `init_fn` and `step_fn`.
+          checkpoint_dir: Directory where the whole run is saved, and where it resumes
+            from without being asked, bit for bit; one directory per run.
+          directory: Directory of metrics, `run.json` and the journal.
 
         Returns:
           The final state of the user, the last metrics, steps, examples and rates.
@@ -416,7 +397,7 @@ class Replicator:
             ended early.
           BatchError: A batch does not fit.
           NonFiniteError: A batch or a metric holds NaN or infinity.
-          PartitionError: One of the first updates is not what one device makes of it.
+          PartitionError: One of the first updates differs from that of one device.
           Preempted: A signal asked the run to stop, and it is saved.
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
@@ -456,7 +437,7 @@ class Replicator:
         if dataset is None:
             raise ArgumentError(
                 "`dataset` must be an iterable of batches or a callable, got NoneType. "
-                "Pass the batches; for those of a queue there is `rep.session`."
+                "Pass the batches; use `rep.session` to take them from a queue."
             )
         with self.session_by(step_fn, dataset, options) as session:
             for batch in session.batches():
@@ -496,21 +477,23 @@ class Replicator:
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
-        node: Node | None = None,
+        node: ProgramNode | None = None,
     ) -> Session:
-        """Return what `run` has around its loop, for a loop of your own.
+        """Return all of `run` but its loop, for a loop of your own.
 
-        `run` is a session and a `for`; see `Session` for what the loop calls. Arguments
-        are those of `run`. `step_fn` may be left out of a loop with steps of its own,
-        and `dataset` of one whose batches come from elsewhere: their position is not
-        saved.
+        `run` is a session and a `for`; `Session` has the methods that the loop calls.
+        Arguments are those of `run`. Leave `step_fn` out if the loop has steps of its
+        own, and `dataset` if batches come from elsewhere: their position is not saved.
+
+        >>> with rep.session(step_fn, dataset, init_fn=init_fn, steps=3) as session:
+        ...     losses = [session.step(batch)["loss"] for batch in session.batches()]
 
         Returns:
-          A session: open it by `with`.
+          A session; open it in a `with` statement.
 
         Raises:
-          ArgumentError: As `run`; or what is asked for needs the `step_fn`, or the
-            dataset, that is not there.
+          ArgumentError: As `run`; or an option needs the `step_fn` or the dataset that
+            was left out.
         """
         options = RunOptions(
             init_fn=init_fn,
@@ -548,7 +531,7 @@ class Replicator:
     def session_by(
         self, step_fn: StepFn | None, dataset: Dataset | None, options: RunOptions
     ) -> Session:
-        """Return a session whose options are one object, made elsewhere.
+        """Return a session whose options are one object.
 
         >>> chosen = options.RunOptions(init_fn=init_fn, steps=3)
         >>> session = rep.session_by(step_fn, dataset, chosen)
@@ -556,7 +539,7 @@ class Replicator:
         Args:
           step_fn: As in `session`.
           dataset: As in `session`.
-          options: All others.
+          options: All other options.
 
         Raises:
           ArgumentError: As `session`.
@@ -573,14 +556,17 @@ class Replicator:
 
         Args:
           eval_fn: As in `evaluate`.
-          block: Examples that it gets at a time; rounded up for devices to share.
+          block: Examples per call of it; rounded up to divide over the devices.
 
         Returns:
           The evaluation, compiled at its first call.
 
         Raises:
-          ArgumentError: `eval_fn` is no function of a state and a batch, or `block`
+          ArgumentError: `eval_fn` is not a function of a state and a batch, or `block`
             is below 1.
+
+        >>> evaluation = rep.compile_evaluation(eval_fn, block=32)
+        >>> losses = evaluation(init_params(key), dataset)
         """
         return Evaluation(
             eval_fn,
@@ -600,29 +586,32 @@ class Replicator:
     ) -> dict[str, PyTree]:
         """Evaluate a state on every example of a dataset, each counted once.
 
-        The result has the same bits on any number of replicas, and for any batches that
-        the dataset comes in. Each function is compiled once.
+        The result has the same bits on any number of replicas, and for any division of
+        the dataset into batches. Each function is compiled once.
+
+        >>> rep.evaluate(eval_fn, dataset, state=init_params(key))["examples"]
+        96
 
         Args:
           eval_fn: `eval_fn(state, batch)` gets `block` examples and returns a dict of
             metrics: arrays with one row per example, which are averaged, or declared
             ones, weighted by `batch["mask"]`.
-          dataset: An iterable of batches of any sizes, or `input_fn(context)`, that
-            ends. It is read once.
+          dataset: A finite iterable of batches of any sizes, or `input_fn(context)`. It
+            is read once.
           state: As from `init`, a compiled step or `run`; neither changed nor donated.
-          inputs: How the dataset is read; see `Evaluation`.
-          block: Examples that `eval_fn` gets at a time; bits depend on it.
+          inputs: Options of reading the dataset; see `Evaluation`.
+          block: Examples per call of `eval_fn`; bits depend on it.
 
         Returns:
-          The metrics over all examples: Python numbers, and NumPy arrays where a metric
-          is no scalar. `examples` says how many there were.
+          The metrics over all examples: Python numbers, and NumPy arrays for metrics
+          that are not scalars. `examples` is the number of examples.
 
         Raises:
-          ArgumentError: `eval_fn` returns what could not be counted exactly.
+          ArgumentError: `eval_fn` returns something that cannot be counted exactly.
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
-        # Here, too: what is no function may be nothing that a cache takes.
+        # Checked before the cache, which takes hashable keys only.
         check_function("eval_fn", eval_fn)
         evaluation = self._evaluation(eval_fn, block=block)
         return evaluation(state, dataset, inputs=inputs)
@@ -638,30 +627,35 @@ class Replicator:
     ) -> PyTree:
         """Return outputs for every example of a dataset, in its order.
 
-        They have the same bits on any number of replicas, and for any batches that the
-        dataset comes in; every process gets all of them. Each function is compiled
+        They have the same bits on any number of replicas, and for any division of the
+        dataset into batches; every process gets all of them. Each function is compiled
         once.
+
+        >>> def predict_fn(params, batch):
+        ...     return batch["x"] @ params["w"] + params["b"]
+        >>> rep.predict(predict_fn, dataset, init_params(key)).shape
+        (96,)
 
         Args:
           predict_fn: `predict_fn(state, batch)` gets `block` examples, as the dataset
-            has them, and returns a pytree of arrays with one row per example. Some
-            examples of the last blocks only fill up: their rows are left out.
-          dataset: As in `evaluate`. Of an `input_fn` that reads in every process, the
-            order is that in which replicas got the examples.
+            has them, and returns a pytree of arrays with one row per example. Rows of
+            examples that only fill the last blocks up are left out.
+          dataset: As in `evaluate`. If an `input_fn` reads in every process, the order
+            is that in which replicas got the examples.
           state: As in `evaluate`.
-          inputs: How the dataset is read; see `Evaluation`.
-          block: Examples that `predict_fn` gets at a time; bits depend on it.
+          inputs: Options of reading the dataset; see `Evaluation`.
+          block: Examples per call of `predict_fn`; bits depend on it.
 
         Returns:
-          What `predict_fn` returns, with NumPy leaves [examples, ...].
+          The tree of `predict_fn`, with NumPy leaves [examples, ...].
 
         Raises:
           ArgumentError: `predict_fn` returns something without a row per example, or
-            speaks to other replicas.
+            calls a collective.
           BatchError: The dataset is empty, or its batches do not fit each other.
           NonFiniteError: A batch holds NaN.
         """
-        # Here, too: what is no function may be nothing that a cache takes.
+        # Checked before the cache, which takes hashable keys only.
         check_function("predict_fn", predict_fn)
         return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
 
@@ -669,7 +663,7 @@ class Replicator:
 def _on_all_devices(
     method: Callable[Concatenate[Replicator, P], R],
 ) -> Callable[P, R]:
-    """Return a method of `Replicator` as a function: of one over all devices."""
+    """Return a method of `Replicator` as a function on all devices."""
 
     @functools.wraps(method)
     def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:

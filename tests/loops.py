@@ -2,21 +2,28 @@
 
 from replicator.inputs.skipped_batches import SkippedBatches
 from replicator.monitoring.phases import Phases
-from replicator.training.closing import closed_at_the_end
+from replicator.training.closing import close_all
 from replicator.training.loop import Loop
-from replicator.training.nonfinite.policy import Policy
+from replicator.training.nonfinite.policy import RecoveryPolicy
 from replicator.training.nonfinite.rollback import Recovery
 
-RAISE = Recovery(Policy()).tell
+RAISE = Recovery(RecoveryPolicy()).handle
 
 
 def run_loop(
-    step, state, batches, *, plan, hooks=(), phases=None, tell=RAISE, **options
+    step, state, batches, *, plan, hooks=(), phases=None, report_bad=RAISE, **options
 ):
     """Call `step` until the plan's steps are done or the input ends."""
     phases = phases or Phases()
-    with closed_at_the_end([*(hook.close for hook in hooks), batches.close]):
-        loop = Loop(state, plan=plan, hooks=hooks, phases=phases, tell=tell, **options)
+    with close_all([*(hook.close for hook in hooks), batches.close]):
+        loop = Loop(
+            state,
+            plan=plan,
+            hooks=hooks,
+            phases=phases,
+            report_bad=report_bad,
+            **options,
+        )
         while (batch := loop.next(batches)) is not None:
             if isinstance(batches, SkippedBatches):
                 batches.given(batch, step=loop.step)

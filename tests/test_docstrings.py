@@ -88,10 +88,14 @@ def names():
         params = optax.apply_updates(state["params"], updates)
         return {"params": params, "opt": opt}, {"loss": loss}
 
+    def eval_fn(params, batch):
+        return {"loss": (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2}
+
     return {
         **{"jax": jax, "jnp": jnp, "np": np, "optax": optax, "nnx": flax.nnx},
         **{"replicator": replicator, "rpc": rpc, "lp": lp, "hooks": hooks},
         **{"rep": rep, "optimizer": optimizer, "init_fn": init_fn, "step_fn": step_fn},
+        **{"eval_fn": eval_fn},
         **{"critic_step_fn": step_fn, "generator_step_fn": step_fn},
         **{"init_params": init_params, "loss_fn": loss_fn, "key": jax.random.key(0)},
         **{"dataset": [line_of(32)] * 3, "batch": line_of(32)},

@@ -1246,8 +1246,8 @@ ROWS = [
         "A session that is not open",
         lambda: replicas(2).session(init_state=1.0, steps=1).steps_done,
         ArgumentError,
-        "A session must be open to be used, got one that is not. Write `with "
-        "rep.session(...) as session:`.",
+        "`session` must be open, got one that is not. Write `with rep.session(...) as "
+        "session:`.",
     ),
     Row(
         "The result of a session before its end",
@@ -1310,19 +1310,18 @@ ROWS = [
         'or choose `Spikes(action="log")`.',
     ),
     Row(
-        "A dataset that ends in the midst of a turn",
+        "A dataset that ends between two steps of an update",
         lambda: turns_of(dataset=[regression_batch()] * 3, steps=None),
         ArgumentError,
-        "`dataset` must last until the turn of step 2 is done, got its end. Repeat it, "
-        "or pass `steps`.",
+        "`dataset` must last until step 2 is done, got its end. Repeat it, or pass "
+        "`steps`.",
     ),
     Row(
-        "A turn that nothing is said of",
+        "An update without `session.after()`",
         lambda: in_session(lambda session: counting(session)(regression_batch())),
         ArgumentError,
-        "`session.after()` must be called for each turn, got one without that moved "
-        "the state on behind step 0. Call `session.after(metrics)` where an update is "
-        "made.",
+        "`session.after()` must be called for each update, got a step after step 0 "
+        "without it. Call `session.after(metrics)` where an update is made.",
     ),
     Row(
         "A step behind the last",
@@ -1356,7 +1355,7 @@ ROWS = [
         lambda: ended_on_bad(),
         NonFiniteError,
         "`metrics` must be finite until the loop ends, got a bad number at step 1. "
-        "Look at its batch: no checkpoint from before it is there.",
+        "Look at its batch: there is no checkpoint from before it.",
     ),
     Row(
         "A session that is opened twice",
@@ -1368,7 +1367,8 @@ ROWS = [
         "A session in another thread",
         lambda: in_session(elsewhere),
         ArgumentError,
-        "`session` must stay in its thread, got another. Open it in that one.",
+        "`session` must be used in the thread that opened it, got another. Open it in "
+        "this one.",
     ),
     Row(
         "Microbatches for a dataset that is not there",
@@ -1407,7 +1407,7 @@ ROWS = [
         lambda: run(None),
         ArgumentError,
         "`dataset` must be an iterable of batches or a callable, got NoneType. Pass "
-        "the batches; for those of a queue there is `rep.session`.",
+        "the batches; use `rep.session` to take them from a queue.",
     ),
     Row(
         "A dataset for a function to evaluate",
@@ -1676,7 +1676,8 @@ ROWS = [
             eval_every=2,
         ),
         ArgumentError,
-        "`eval_dataset` must name each of several datasets by a word without `/`, got "
+        "`eval_dataset` must name each of several datasets by a string without `/`, "
+        "got "
         '[\'a/b\']. Write `{"val": ..., "test": ...}`.',
     ),
     Row(

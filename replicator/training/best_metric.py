@@ -1,7 +1,7 @@
 """Follow one number of an evaluation: the best so far, and when to give up.
 
-Pure: what was, and what happened, give what is and what follows from it. Evaluations
-have the same numbers in every process, so that all come to the same decision.
+Pure: `decide` maps the best so far and an evaluation to the new best and a verdict.
+Evaluations have the same numbers in every process, so that all decide the same.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ from replicator.errors import (
 )
 
 Verdict: TypeAlias = Literal["best", "go_on", "stop"]
-"""What an evaluation means for the run."""
+"""Meaning of an evaluation for the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """An evaluation was made.
+    """An evaluation that was made.
 
     Attributes:
-      step: Updates that the state had behind it.
-      value: What is followed; NaN is worse than every number.
+      step: Step of the evaluated state.
+      value: Value of the followed metric; NaN is worse than every number.
     """
 
     step: int
@@ -33,11 +33,11 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BestSoFar:
-    """What is remembered from one evaluation to the next; plain, to be saved.
+    """The best evaluation so far, as plain values that can be saved.
 
     Attributes:
-      step: The step of the best evaluation; None before there was a number.
-      value: What it found.
+      step: Step of the best evaluation; None before there was a number.
+      value: Value of the metric then.
       waited: Evaluations since then.
     """
 
@@ -48,13 +48,13 @@ class BestSoFar:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follow:
-    """Which metric to follow, and with how much patience.
+    """The metric that ranks evaluations, and the patience without a better one.
 
     Attributes:
-      metric: Its name in the result of the evaluation; `a/b` for one inside another.
-      goal: Whether the smallest or the largest value is the best.
+      metric: Name in the result of the evaluation; `a/b` for one inside another.
+      goal: `"min"` if the smallest value is the best, `"max"` if the largest.
       patience: Evaluations without a better value after which to stop; None never.
-      min_change: How much better is better.
+      min_change: Least difference that counts as better.
 
     Raises:
       ArgumentError: A value breaks its rule.
@@ -93,14 +93,17 @@ class Follow:
             )
 
     def decide(self, best: BestSoFar, event: Evaluated) -> tuple[BestSoFar, Verdict]:
-        """Take in an evaluation.
+        """Update the best by an evaluation.
+
+        >>> Follow("loss").decide(BestSoFar(), Evaluated(step=5, value=0.3))
+        (BestSoFar(step=5, value=0.3, waited=0), 'best')
 
         Args:
-          best: What was before.
-          event: What happened.
+          best: The best before.
+          event: The evaluation.
 
         Returns:
-          What is now, and what it means: a new best, nothing, or the end of patience.
+          The best now, and the verdict: a new best, go on, or the end of patience.
         """
         if self._is_better(event.value, best.value):
             return BestSoFar(step=event.step, value=event.value), "best"
@@ -108,7 +111,11 @@ class Follow:
         return after, "stop" if self.is_over(after) else "go_on"
 
     def is_over(self, best: BestSoFar) -> bool:
-        """Tell whether patience has ended."""
+        """Return whether patience has ended.
+
+        >>> Follow("loss", patience=2).is_over(BestSoFar(step=5, value=0.3, waited=2))
+        True
+        """
         return self.patience is not None and best.waited >= self.patience
 
     def _is_better(self, value: float, than: float | None) -> bool:

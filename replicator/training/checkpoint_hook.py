@@ -1,4 +1,4 @@
-"""Save a whole run, and go on from it: state, input, hooks, and what is in flight."""
+"""Save a whole run and resume it: state, input position, hooks and reports."""
 
 import contextlib
 import dataclasses
@@ -30,30 +30,38 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Began:
+    """Seed and dataset that a run began with; a checkpoint holds them as JSON."""
+
+    seed: int
+    dataset: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Where a run goes on.
+    """Point at which a run resumes.
 
     Attributes:
-      state: The run's state.
-      position: Where its input goes on.
-      was_cut: Whether steps were to follow: it did not come to its end there.
-      reports: The states of its reports.
-      hooks: The states of its user's hooks.
-      last_metrics: Of its last step, without large arrays; None if not known.
-      began: The seed that it began with, and what its dataset is.
+      began: Seed and dataset that the run began with.
+      state: State of the run.
+      position: Position of the input.
+      was_cut: Whether the run was saved before its last step.
+      reports: States of the run's own hooks.
+      hooks: States of the user's hooks.
+      last_metrics: Metrics of the last step, without large arrays; None if not known.
     """
 
+    began: Began
     state: RunState
     position: Position
     was_cut: bool = False
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
-    began: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def start_step(self) -> int:
-        """Updates that the state has behind it."""
+        """Updates made so far."""
         return int(self.state.step)
 
 
@@ -61,12 +69,12 @@ class SaveCheckpoints(Hook):
     """Save the whole run at due steps, and at its end; the last of a run's hooks.
 
     Args:
-      spec: The run. Where it is known where it ends, the end saves that step.
-      store: Open; closed with the run.
-      resumed: Where it goes on.
+      spec: The run.
+      store: An open store; closed with the run.
+      resumed: Point at which the run resumed.
       reports: The run's own hooks, in this process.
-      hooks: Those whose states are the same in all.
-      evaluation: What the run evaluates by; None for nothing.
+      hooks: Hooks whose states are the same in all processes.
+      evaluation: The run's evaluation; None for none.
     """
 
     phase = "save"
@@ -87,12 +95,13 @@ class SaveCheckpoints(Hook):
         self._reports = reports
         self._hooks = hooks
         self._ranks_by = spec.checkpointing.retention.metric
-        self._is_known = self._ranks_by is None  # whether there is such a number
+        self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
-        self._about = {"began": resumed.began, **_settings(spec)}
-        self._tell = spec.tell_alike
-        self._told = store.counts
-        # Written by the store's thread, before it counts the save; taken by the loop's.
+        self._about = {"began": dataclasses.asdict(resumed.began), **_settings(spec)}
+        self._log = spec.log_once
+        self._logged = store.counts
+        # Written by the store's thread before it counts the save; read and cleared by
+        # the loop's thread. One reference, replaced whole: it needs no lock.
         self._failure: Exception | None = None
         last_metrics = resumed.last_metrics
         self._read_metrics: Callable[[], PyTree] = lambda: last_metrics
@@ -101,21 +110,21 @@ class SaveCheckpoints(Hook):
     def on_state(self, event: StateEvent) -> None:
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
-        self._tell_outcome(event.step)
-        # Where no step is to follow the end saves: what hooks then do is saved, too.
+        self._log_outcome(event.step)
+        # After the last step `on_end` saves, with what hooks do at the end.
         if self._trigger.pulled(event) and event.goes_on():
-            # A state with bad numbers in it would be what a run goes back to. And
-            # metrics can be anything: what was shown need not be kept, to be shown.
+            # Shown first, so that bad numbers raise before they are saved; and metrics
+            # can be large: those that were shown need not be kept in memory.
             event.show_metrics()
             if self._ranks_by in self._found(event.step):
-                # It may be the best, and will not come again. A save that takes longer
-                # than that is told of, and this one left out.
+                # This step may be the best: wait for the save before it. If that takes
+                # too long, this save is left out, which is logged.
                 with contextlib.suppress(TimeoutError):
                     self._store.wait()
             if self._store.save_nowait(self._snapshot(event)):
                 self._begun = event.step
             else:
-                self._tell("save_left_out", step=event.step)
+                self._log("save_left_out", step=event.step)
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Remember the metrics: at the end they are the run's result."""
@@ -123,21 +132,21 @@ class SaveCheckpoints(Hook):
         self._require_ranked(event.step)
 
     def on_end(self, event: StateEvent) -> None:
-        """Save the last step, durably: now its metrics were shown, and hooks ended."""
+        """Save the last step durably, after its metrics were shown and hooks ended."""
         event.show_metrics()
         self._require_ranked(event.step)
         if not self._is_saved(event):
             self._store.save(self._snapshot(event))
-        self._tell_outcome(event.step)
+        self._log_outcome(event.step)
         self._raise_failure()
 
     def close(self) -> None:
-        """Wait for a save in flight, and give the directory back."""
+        """Wait for a save in flight, and release the directory."""
         self._read_metrics = lambda: None
         self._store.close()
 
     def _is_saved(self, event: StateEvent) -> bool:
-        """Tell whether a step that is left in the midst of the loop was just saved."""
+        """Return whether a step at which the loop is left early was just saved."""
         if event.ended or self._begun != event.step:
             return False
         self._store.wait()
@@ -169,12 +178,12 @@ class SaveCheckpoints(Hook):
         return {} if self._evaluation is None else self._evaluation.numbers_of(step)
 
     def _require_ranked(self, step: int) -> None:
-        """Refuse to rank by a number that is not there, once it is known which are."""
+        """Refuse to rank by a missing number, once all names are known."""
         if self._ranks_by is None or self._is_known:
             return
         is_of_evaluation = self._ranks_by.startswith("eval/")
         if self._evaluation is not None and is_of_evaluation and not self._found(step):
-            return  # it may come yet
+            return  # not evaluated yet
         found = self._numbers(step)
         if self._ranks_by not in found:
             names = ", ".join(map(repr, found))
@@ -185,7 +194,7 @@ class SaveCheckpoints(Hook):
         self._is_known = True
 
     def _late(self, metrics: PyTree) -> dict[str, Any]:
-        """Wait for what was told up to this step: nobody does that again."""
+        """Flush reports up to this step: a resumed run does not repeat them."""
         for hook in [*self._reports, *self._hooks]:
             try:
                 hook.flush()
@@ -193,15 +202,15 @@ class SaveCheckpoints(Hook):
                 self._failure = self._failure or failure
         return {"last_metrics": None if metrics is None else result_as_json(metrics)}
 
-    def _tell_outcome(self, step: int) -> None:
-        """Tell of the newest commit, and of a failure, if that was not told."""
-        before, self._told = self._told, self._store.counts
-        now = self._told
+    def _log_outcome(self, step: int) -> None:
+        """Log the newest commit and the newest failure, if not logged yet."""
+        before, self._logged = self._logged, self._store.counts
+        now = self._logged
         if now.saved > before.saved and now.last_step is not None:
             report_progress(now.last_step)
-            self._tell("saved", step=now.last_step, seconds=now.last_save_s)
+            self._log("saved", step=now.last_step, seconds=now.last_save_s)
         if now.failed > before.failed:
-            self._tell("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
+            self._log("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -212,8 +221,8 @@ class SaveCheckpoints(Hook):
 def open_store(spec: RunSpec) -> CheckpointStore:
     """Open the directory of a run's checkpoints."""
     checkpoints = spec.checkpointing
-    assert checkpoints is not None, "asked for where a run is saved"
-    # One hook may bring a disk, to break what is saved on purpose.
+    assert checkpoints is not None, "called only for a run that is saved"
+    # A hook may bring a disk, to break saved files on purpose.
     disks = [getattr(hook, "disk", None) for hook in spec.hooks]
     store = CheckpointStore(
         checkpoints.directory,
@@ -225,18 +234,18 @@ def open_store(spec: RunSpec) -> CheckpointStore:
 
 
 def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
-    """Return where a run goes on: after what was saved last, or at its beginning.
+    """Return the point at which a run resumes: its last checkpoint, or the beginning.
 
     Args:
-      spec: The run; a seed or dataset other than it began with is logged.
-      store: Open; None for one that is not saved.
+      spec: The run; a seed or dataset that differs from the saved one is logged.
+      store: An open store; None for a run that is not saved.
 
     Raises:
-      CheckpointError: There is no checkpoint that is whole.
-      CheckpointMismatchError: It is that of another model.
+      CheckpointError: No checkpoint is whole.
+      CheckpointMismatchError: The checkpoint is that of another model.
     """
     dataset = None if spec.dataset is None else describe_dataset(spec.dataset)
-    began = {"seed": spec.seed, "dataset": dataset}
+    began = Began(seed=spec.seed, dataset=dataset)
     found, first = None, spec.first.shapes
     if store is not None:
         found = store.restore(first, shardings=spec.layout.state_shardings(first))
@@ -245,34 +254,39 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
     if found.meta.get("random_streams") != RANDOM_STREAMS:
         _log.warning(
             "The checkpoint of step %d is from another version of replicator: from "
-            "here on the random keys of steps, examples and replicas are others than "
-            "the run would have had.",
+            "here on the random keys of steps, examples and replicas differ from those "
+            "of that version.",
             int(found.arrays.step),
         )
-    saved = found.meta.get("began") or began
-    for name in (name for name in began if began[name] != saved[name]):
-        _log.warning(
-            "`%s` is %s, and was %s when the run was saved: the run goes on with its "
-            "old keys, at its place in the input. Choose another `checkpoint_dir` to "
-            "begin anew.",
-            *(name, began[name], saved[name]),
-        )
+    saved = Began(**(found.meta.get("began") or dataclasses.asdict(began)))
+    for name, now, before in (
+        ("seed", began.seed, saved.seed),
+        ("dataset", began.dataset, saved.dataset),
+    ):
+        if now != before:
+            _log.warning(
+                "`%s` is %s, and was %s when the run was saved: the run goes on with "
+                "its old keys, at its place in the input. Choose another "
+                "`checkpoint_dir` to begin anew.",
+                *(name, now, before),
+            )
     last = found.meta.get("last_metrics")
-    _tell_changed(_settings(spec), found.meta)
+    reports, hooks = (found.meta.get(kind, ()) for kind in ("reports", "hooks"))
+    _warn_of_changes(_settings(spec), found.meta)
     return Resumed(
         state=found.arrays,
         position=_position(found),
         # Before 0.3 only a run that had ended left its last metrics.
         was_cut=not found.meta.get("ended", last is not None),
-        reports=found.meta.get("reports", ()),
-        hooks=found.meta.get("hooks", ()),
+        reports=reports,
+        hooks=hooks,
         last_metrics=None if last is None else result_from_json(last),
-        began={**began, "seed": saved["seed"]},
+        began=dataclasses.replace(began, seed=saved.seed),
     )
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    """Return how a run is made, which may be another way when it goes on."""
+    """Return settings that may change when a run resumes."""
     names = ("strategy", "accumulate", "steps_per_call", "steps")
     return {name: spec.arguments.get(name) for name in names}
 
@@ -282,7 +296,7 @@ def _of_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {f"strategy.{name}": value for name, value in strategy.items()}
 
 
-def _tell_changed(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _warn_of_changes(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     now, saved = ({**each, **_of_strategy(each)} for each in (now, saved))
     changed = [
         f"`{name}` {json.dumps(now[name])} (it was {json.dumps(saved[name])})"
@@ -296,12 +310,12 @@ def _tell_changed(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 def _position(found: Restored) -> Position:
     position = position_from_json(found.meta["position"])
 
-    def told(name: str) -> list[Any]:
-        each = [word for own in found.own for word in own.get(name, ())]
-        # Where one pipeline was read, or a place was saved as it was restored, each
-        # process has said all.
+    def saved(name: str) -> list[Any]:
+        each = [entry for own in found.own for entry in own.get(name, ())]
+        # If one pipeline was read, or a position was saved as it was restored, each
+        # process has saved all entries.
         return each[: position.num_pipelines]
 
     return position_from_json(
-        position.as_json() | {"states": told("input"), "checksums": told("checksums")}
+        position.as_json() | {"states": saved("input"), "checksums": saved("checksums")}
     )

@@ -1,4 +1,4 @@
-"""Close what was opened, whatever happens in between."""
+"""Close all parts of a run, also after an error."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,17 +7,22 @@ from replicator.writers.multi import call_all
 
 
 @contextmanager
-def closed_at_the_end(closers: Sequence[Callable[[], None]]) -> Iterator[None]:
+def close_all(closers: Sequence[Callable[[], None]]) -> Iterator[None]:
     """Call all `closers` at the end, also after an error.
 
-    What they raise after another error is noted on that error.
+    If they fail after another error, that error gets a note.
+
+    >>> with close_all([lambda: print("closed")]):
+    ...     print("open")
+    open
+    closed
 
     Args:
-      closers: Called in order; one that fails does not keep the others from it. A list
-        may change until then.
+      closers: Called in order, also those after one that fails. A list may change
+        until then.
 
     Raises:
-      Exception: What the first closer raised, if nothing failed before.
+      Exception: The error of the first closer that failed, if nothing failed before.
     """
     try:
         yield

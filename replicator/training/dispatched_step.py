@@ -18,20 +18,20 @@ from replicator.training.to_host import to_host
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class DispatchedCall:
-    """One dispatch, whose metrics stay on the devices until somebody asks.
+    """One dispatch, whose metrics stay on the devices until they are read.
 
     Attributes:
-      last_step: Updates done with it.
-      progress: Rates, taken when it was dispatched.
-      position: Where the input is after it.
-      phases: Where waiting for the devices is noted.
-      metrics: On the devices; on the host once they were read.
+      last_step: Updates made after it.
+      progress: Rates, measured when it was dispatched.
+      position: Position of the input after it.
+      phases: Phases of the run, which record waiting for the devices.
+      metrics: Metrics on the devices; on the host once they were read.
       steps: Updates that it makes.
       stacked: Whether each metric has a leading axis of its steps.
-      examples_before: Real examples of the calls before.
-      examples: Its own.
+      examples_before: Real examples of all calls before.
+      examples: Real examples of this call.
       was_read: Whether the metrics are on the host.
-      was_shown: Whether hooks were shown them.
+      was_shown: Whether the metrics were shown to hooks.
     """
 
     last_step: int
@@ -48,7 +48,7 @@ class DispatchedCall:
 
     @property
     def first_step(self) -> int:
-        """The first of its steps."""
+        """Number of its first step."""
         return self.last_step - self.steps + 1
 
     def read(self, index: int) -> PyTree:
@@ -62,14 +62,14 @@ class DispatchedCall:
         return jax.tree.map(lambda leaf: leaf[index], self.metrics)
 
     def last_metrics(self) -> PyTree:
-        """Return those of the last step: numbers of Python, and arrays of NumPy."""
+        """Return the metrics of the last step: Python numbers and NumPy arrays."""
         return jax.tree.map(
             lambda leaf: leaf if np.ndim(leaf) else leaf.item(),
             self.read(self.steps - 1),
         )
 
     def metrics_events(self) -> list[MetricsEvent]:
-        """Return what hooks learn of the metrics of each step."""
+        """Return the metrics event of each step."""
         return [
             MetricsEvent(
                 step=self.first_step + index,
@@ -86,20 +86,23 @@ class DispatchedCall:
 def joined(
     metrics: PyTree, beside: Mapping[str, PyTree], *, lead: tuple[int, ...]
 ) -> dict[str, PyTree]:
-    """Return the metrics of a step, and others that the host knows.
+    """Join the metrics of a step with metrics of the host.
+
+    >>> joined({"loss": 0.5}, {"rate": 0.1}, lead=())
+    {'loss': 0.5, 'rate': array(0.1)}
 
     Args:
-      metrics: Of the step. Of a name that both have the step's is taken: one of them
-        stands for all where the devices are waited for.
-      beside: The others, of one step.
-      lead: The axis in front of the step's, if there is one.
+      metrics: Metrics of the step. For a name that both have, the step's is taken:
+        waiting for the devices waits for one of these.
+      beside: Metrics of the host, for one step.
+      lead: Leading axis of the step's metrics, if there is one.
 
     Raises:
-      ArgumentError: The step's have no names.
+      ArgumentError: The step's metrics have no names.
     """
     if not isinstance(metrics, Mapping):
         raise ArgumentError(
-            "`step_fn` must return a dict of metrics for others to stand beside "
+            "`step_fn` must return a dict of metrics if others are to be joined to "
             f"them, got {type(metrics).__name__}. Name each metric."
         )
     others = {name: each for name, each in beside.items() if name not in metrics}

@@ -1,4 +1,4 @@
-"""Evaluate a run's state every so often, and at its end: a hook of the loop."""
+"""Hook that evaluates a run's state on a schedule, and at its end."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -16,22 +16,23 @@ from replicator.writers.writer import Writer, check_writer, named_numbers
 
 
 class EvaluationLeft(Exception):
-    """Ends an evaluation before its end, as the run is asked to stop; no error."""
+    """Leaves an evaluation early, as the run was asked to stop; not an error."""
 
 
 class EvaluateEvery(Hook):
     """Evaluate the state when due, and once more at the end if the last was not.
 
-    Numbers are written as `eval/<name>`. The state is evaluated before the next step
-    takes it over; the loop waits meanwhile.
+    Numbers are written as `eval/<name>`. The state is evaluated before it is donated to
+    the next step; the loop waits meanwhile.
 
     Args:
       evaluate: Takes the user's state, returns a dict of metrics: for example `lambda
         state: rep.evaluate(eval_fn, dataset, state=state)`.
-      when: At which steps.
-      writer: Where numbers go; closed with the run. None writes nothing.
-      follow: Which number has a best, and when patience ends.
-      best: What an earlier part of this run had found.
+      when: Schedule of evaluations.
+      writer: Writer of the numbers; closed with the run. None writes nothing.
+      follow: Number that ranks the steps, and when to give up.
+      best: Best evaluation of an earlier part of this run.
+      log: Called as `log("evaluated", step=..., **numbers)`; None logs nothing.
 
     Raises:
       ArgumentError: An argument is of a wrong kind.
@@ -47,7 +48,7 @@ class EvaluateEvery(Hook):
         writer: Writer | None = None,
         follow: Follow | None = None,
         best: BestSoFar | None = None,
-        tell: Callable[..., None] | None = None,
+        log: Callable[..., None] | None = None,
     ) -> None:
         check_function("evaluate", evaluate, "state")
         check_kind("follow", follow, Follow)
@@ -59,27 +60,27 @@ class EvaluateEvery(Hook):
         self._writer = Multi() if writer is None else writer
         self._follow = follow
         self._followed = follow and [follow.metric, follow.goal]
-        self._tell = tell
+        self._log = log
         self._last_step: int | None = None
-        self._owed_step: int | None = None  # whose evaluation was left
+        self._owed_step: int | None = None  # step of an evaluation that was left
         self.best = best or BestSoFar()
         self.metrics: Mapping[str, PyTree] | None = None
         self._plain_metrics: list[dict[str, Any]] | None = None
 
     @property
     def should_stop(self) -> bool:
-        """Whether patience has ended."""
+        """True if patience has ended."""
         return self._follow is not None and self._follow.is_over(self.best)
 
     def numbers_of(self, step: int) -> dict[str, float]:
-        """Return what was found after a step, as `eval/<name>`; perhaps nothing."""
+        """Return the numbers of a step by `eval/<name>`; empty if not evaluated."""
         if step != self._last_step or self.metrics is None:
             return {}
         numbers = named_numbers(self.metrics)
         return {f"eval/{name}": number for name, number in numbers.items()}
 
     def on_state(self, event: StateEvent) -> None:
-        """Evaluate if due; an evaluation that is left is owed."""
+        """Evaluate if due; an evaluation that is left early is caught up later."""
         if self._trigger.pulled(event):
             with contextlib.suppress(EvaluationLeft):
                 self._run(event)
@@ -88,7 +89,7 @@ class EvaluateEvery(Hook):
         """Evaluate the last state, unless that was done.
 
         Raises:
-          EvaluationLeft: This is not the end yet.
+          EvaluationLeft: The run was asked to stop: this is not its end.
         """
         if event.step != self._last_step:
             self._run(event)
@@ -99,14 +100,14 @@ class EvaluateEvery(Hook):
         self._writer.close()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what was found so far, and how long ago it was due."""
+        """Return the best so far, the last metrics and the state of the schedule."""
         best = self.best
         return {
             "last_step": self._last_step,
             "owed_step": self._owed_step,
             "followed": self._followed,
             "best_step": best.step,
-            # A word: JSON has no infinity.
+            # A string: JSON has no infinity.
             "best_value": None if best.value is None else repr(float(best.value)),
             "waited": best.waited,
             "due": self._trigger.state_dict(),
@@ -114,7 +115,7 @@ class EvaluateEvery(Hook):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what was found before; of another number there is no best yet."""
+        """Restore the state; the best is dropped if another number is followed now."""
         value = state["best_value"]
         self._last_step = state["last_step"]
         self._owed_step = state.get("owed_step")
@@ -131,14 +132,14 @@ class EvaluateEvery(Hook):
             self._trigger.load_state(state["due"])
 
     def flush(self) -> None:
-        """Return when all numbers are on the disk."""
+        """Wait until all numbers are on the disk."""
         self._writer.flush()
 
     def catch_up(self, event: StateEvent) -> bool:
-        """Evaluate a restored state, if that is owed; tell whether it was.
+        """Evaluate a restored state whose evaluation was left; return whether it was.
 
         Raises:
-          EvaluationLeft: It is owed still.
+          EvaluationLeft: It was left again.
         """
         is_owed = event.step == self._owed_step
         if is_owed:
@@ -156,8 +157,8 @@ class EvaluateEvery(Hook):
         self._last_step = step
         numbers = named_numbers(self.metrics)
         self._writer.write(step, self.numbers_of(step))
-        if self._tell is not None:
-            self._tell("evaluated", step=step, **numbers)
+        if self._log is not None:
+            self._log("evaluated", step=step, **numbers)
         if self._follow is not None:
             value = followed_number(self.metrics, self._follow.metric)
             happened = Evaluated(step=step, value=value)
@@ -167,9 +168,12 @@ class EvaluateEvery(Hook):
 def followed_number(metrics: Mapping[str, PyTree], name: str) -> float:
     """Return the number that a run follows.
 
+    >>> followed_number({"val": {"loss": 0.5}}, "val/loss")
+    0.5
+
     Args:
-      metrics: Of an evaluation.
-      name: `a/b` for one inside another.
+      metrics: Metrics of an evaluation.
+      name: Name of the number; `a/b` for one inside another.
 
     Raises:
       ArgumentError: There is none of that name.

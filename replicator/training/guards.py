@@ -1,4 +1,4 @@
-"""Guard a run: refuse one that cannot be saved; watch for hangs and for signals."""
+"""Checks before a run opens; watchdog, signals and journal entry of its end."""
 
 import threading
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from replicator.training.watchdog import Watchdog
 
 
 def require_possible(spec: RunSpec) -> None:
-    """Refuse a run that could not be saved, or go back; nothing of it is open yet.
+    """Refuse a run that could not be saved or go back, before anything is open.
 
     Raises:
-      ArgumentError: It could not.
+      ArgumentError: It could not be saved, or could not go back.
       DistributedError: It is not the same in all processes.
     """
     _require_way_back(spec)
@@ -56,41 +56,41 @@ def _require_way_back(spec: RunSpec) -> None:
 def _require_same(spec: RunSpec) -> None:
     """Refuse a run that is not the same in all processes."""
     plain = (bool, int, float, str, type(None))
-    words = {
-        name: word for name, word in spec.arguments.items() if isinstance(word, plain)
+    options = {
+        name: each for name, each in spec.arguments.items() if isinstance(each, plain)
     }
     saved = spec.checkpointing and str(spec.checkpointing.when)
     require_same_arguments(
-        spec.mesh, {"seed": spec.seed, "checkpoint_every": saved} | words
+        spec.mesh, {"seed": spec.seed, "checkpoint_every": saved} | options
     )
 
 
 @contextmanager
-def guarded(spec: RunSpec, *, hears: bool = True) -> Iterator[Preemption | None]:
-    """Watch the calling thread's run, and hear signals for it.
+def guarded(spec: RunSpec, *, stoppable: bool = True) -> Iterator[Preemption | None]:
+    """Watch the calling thread's run for hangs, and handle signals for it.
 
-    A run that is not saved has nothing to save when it is asked to stop: then signals
-    do what they always do. In a node of a program the node says when to stop, in place
-    of signals, and is what fails if the run hangs, in place of the process.
+    If a run is not saved, signals keep their usual effect. In a node of a program the
+    node's stop event takes the place of signals, and a hang fails the node instead of
+    ending the process.
 
     Args:
-      spec: The run. Where all processes make it, they call this in the same order.
-      hears: Whether it can be asked to stop at all, by signals or by its node.
+      spec: The run. If several processes make it, they call this in the same order.
+      stoppable: Whether signals or the node can ask it to stop.
 
     Yields:
-      What hears who asks the run to stop; None if it is left alone.
+      The hook of stop requests; None if the run takes none.
     """
     notices = open_notices() if spec.together else OwnNotices()
-    node = spec.node if hears else None
+    node = spec.node if stoppable else None
     with Watchdog(
         spec.phases,
         limits=spec.limits,
         directory=spec.recording.directory,
         notices=notices,
-        tell=spec.tell,
+        log=spec.log,
         fail=None if node is None else node.fail,
     ):
-        if not hears or (spec.checkpointing is None and node is None):
+        if not stoppable or (spec.checkpointing is None and node is None):
             yield None
             return
         with Preemption(StopAgreement(notices), node=node) as preemption:
@@ -98,26 +98,26 @@ def guarded(spec: RunSpec, *, hears: bool = True) -> Iterator[Preemption | None]
 
 
 @contextmanager
-def end_told(spec: RunSpec) -> Iterator[None]:
-    """Tell the journal of a run's end, and of what ended it."""
+def log_end(spec: RunSpec) -> Iterator[None]:
+    """Write the end of a run, and its cause, into the journal."""
     try:
         yield
     except Preempted:
-        raise  # the journal says so already
+        raise  # the journal has it already
     except SystemExit as leaving:
         step = spec.phases.current.step
-        spec.tell("ended", step=step, error=f"sys.exit({leaving.code!r})")
+        spec.log("ended", step=step, error=f"sys.exit({leaving.code!r})")
         is_main = threading.current_thread() is threading.main_thread()
         if leaving.code not in (None, 0) and is_main:
-            # The others wait in a step: whoever watches them must see that one left.
+            # The others wait in a step: their supervisor must see that one left.
             leave_at_once(leaving.code if isinstance(leaving.code, int) else 1)
         raise
     except BaseException as failure:
-        spec.tell("ended", step=spec.phases.current.step, error=_one_line(failure))
+        spec.log("ended", step=spec.phases.current.step, error=_one_line(failure))
         raise
-    spec.tell("ended", step=spec.phases.current.step)
+    spec.log("ended", step=spec.phases.current.step)
 
 
 def _one_line(failure: BaseException) -> str:
-    words = str(failure).split("\n", 1)[0]
-    return f"{type(failure).__name__}: {words}" if words else type(failure).__name__
+    text = str(failure).split("\n", 1)[0]
+    return f"{type(failure).__name__}: {text}" if text else type(failure).__name__

@@ -1,13 +1,13 @@
 """Run a step over batches: the one place where plans and steps meet clock and input.
 
-A turn pulls a batch, dispatches step t+1, and only then shows the metrics of step t to
-the hooks, so the devices have work while the host reads. How many steps may be in
-flight is the step's affair. Metrics stay on the devices until a hook asks for them, or
-until `FiniteCheck` looks at them.
+An iteration takes a batch, dispatches step t+1, and only then shows the metrics of step
+t to the hooks, so the devices have work while the host reads. The step itself bounds
+the number of steps in flight. Metrics stay on the devices until a hook or `FiniteCheck`
+reads them.
 
-Not here: who makes the turns (`Session`, for `run` and for loops of one's own), how a
-step is compiled, how batches get to the devices, what hooks do. Saving and evaluating
-are hooks (`on_state`, `on_end`), never branches of this loop.
+`Session` drives the loop, for `run` and for users' loops. Compiling the step, placing
+batches and the work of hooks are elsewhere; saving and evaluating are hooks
+(`on_state`, `on_end`), never branches of this loop.
 """
 
 import dataclasses
@@ -32,24 +32,24 @@ from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.writers.writer import check_names
 
 Step: TypeAlias = Callable[[PyTree, Placed], tuple[PyTree, PyTree]]
-"""`step(state, batch) -> (state, metrics)`: takes over `state`; may run ahead."""
+"""`step(state, batch) -> (state, metrics)`: donates `state`; may run ahead."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoopResult:
-    """What is left when a run has ended.
+    """Result of a run.
 
     Attributes:
       state: The state after the last step.
-      step: Updates done, those before `start_step` included.
-      examples: Real examples that this run saw.
-      metrics: The last step's: Python numbers, and NumPy arrays where a metric is no
-        scalar. None if no step was ever run.
+      step: Updates made, those of earlier runs included.
+      examples: Real examples that this run used.
+      metrics: Metrics of the last step: Python numbers, and NumPy arrays for metrics
+        that are not scalars. None if no step was ever run.
       progress: Time and rates at the end; None if no step was run.
-      evaluation: What the last evaluation found; None if there was none. This and
-        `metrics` of a run that had ended before are those that it ended with, as nested
-        dicts, without arrays of over 10,000 numbers.
-      best: The best evaluation, where a number of it is followed.
+      evaluation: Metrics of the last evaluation; None if there was none. If the run had
+        ended before, this and `metrics` are those of that end, as nested dicts, without
+        arrays of over 10,000 numbers.
+      best: The best evaluation, if a number of it is followed.
     """
 
     state: PyTree
@@ -62,26 +62,26 @@ class LoopResult:
 
 
 class Loop:
-    """A run between two turns: its state, and what of it was not shown yet.
+    """The loop of a run: its state, and the metrics that were not shown yet.
 
-    Whoever makes the turns asks `next` for a batch and hands it to `dispatch`, until
-    there is none; then comes `end`. A turn whose step was made by somebody else is
-    told of by `after`.
+    The caller takes batches from `next` and hands each to `dispatch`, until there is
+    none; then it calls `end`. A step that the caller made itself is handed in by
+    `after`.
 
     Attributes:
-      in_turn: Whether `state` was moved on by a step that `after` was not told of: then
-        it is no state of the run, to be saved or shown.
+      in_turn: True between a step and `after`: the state is incomplete and must not be
+        saved or shown.
 
     Args:
       state: The first state; donated. A `FlatTree` for a step that returns one: hooks
         and the result see the tree.
-      plan: How long, and how.
-      hooks: What happens besides, in this order at each moment.
-      phases: Where it notes what it is doing; its clock is the loop's.
-      cut_at: Where the input is, in a run that was cut behind `plan.start_step` steps
-        with more to follow; None for one that begins, or had ended.
-      agreed_time: What makes hooks due by the clock due in all processes at once.
-      tell: Takes NaN and infinity among the metrics; None looks for none.
+      plan: Number of steps, and of steps per call.
+      hooks: Hooks, called in this order at each event.
+      phases: Records the phase of the run; its clock is the loop's.
+      cut_at: Position of the input in a run that was saved at `plan.start_step` before
+        its end; None for a run that begins, or had ended.
+      agreed_time: Clock shared by all processes, for hooks that are due by time.
+      report_bad: Called with each NaN or infinity among the metrics; None checks none.
       show_state: Returns the state after a step as hooks and the result see it.
     """
 
@@ -94,7 +94,7 @@ class Loop:
         phases: Phases | None = None,
         cut_at: Any = None,
         agreed_time: AgreedTime | None = None,
-        tell: Callable[[BadNumber], None] | None = None,
+        report_bad: Callable[[BadNumber], None] | None = None,
         show_state: Callable[[PyTree, int], PyTree] = lambda state, step: whole(state),
     ):
         self.state = state
@@ -108,19 +108,19 @@ class Loop:
         self._examples = 0
         self._phases = phases or Phases()
         self._progress = Progress(self._phases.clock, steps=plan.steps)
-        self._finite = FiniteCheck(tell) if tell is not None else None
+        self._finite = FiniteCheck(report_bad) if report_bad is not None else None
         self._agreed_time = agreed_time
         self._looked_s: float | None = None
         self._newest: DispatchedCall | None = None
-        # Whoever wants to stop by metrics that were shown early does so behind the next
-        # step, as anywhere: a run ends at one step, wherever it is saved or cut.
+        # A hook that wants to stop by metrics that were shown early does so after the
+        # next step, as always: a run ends at the same step wherever it is saved or cut.
         self._not_yet: set[int] = set()
         if cut_at is not None:
             self._newest = self._of_before(cut_at)
             self._not_yet = self._stopping()
 
     def _of_before(self, position: Any) -> DispatchedCall:
-        """Return the last call of before: should no step follow, hooks hear its end."""
+        """Return the last call before the cut, for `on_end` if no step follows."""
         time_s = self._agreed_s(self._phases.clock.now_s())
         numbers = {"step": self.step, "steps": self._plan.steps}
         return DispatchedCall(
@@ -133,13 +133,13 @@ class Loop:
 
     @property
     def event_of_before(self) -> StateEvent | None:
-        """The state that a run begins with that was cut behind it, until a step."""
+        """Event of the restored state of a run that was cut, until the next step."""
         call = self._newest
         return None if call is None else self._state_event(call, ended=False)
 
     @property
     def goes_on(self) -> bool:
-        """Whether there are steps to do, and no hook wants to stop."""
+        """True if steps are left and no hook wants to stop."""
         if self._last_step is not None and self.step >= self._last_step:
             return False
         return self._stopping() <= self._not_yet
@@ -148,18 +148,18 @@ class Loop:
         return {id(hook) for hook in self._hooks if hook.should_stop}
 
     def next(self, batches: Iterator[Placed]) -> Placed | None:
-        """Return what the next turn takes; None if there is no turn or no batch."""
-        # Asked first of all: a run that goes on may have come to its end before.
+        """Return the next batch; None if no step or no batch is left."""
+        # Checked first: a resumed run may have reached its end before.
         if not self.goes_on:
             return None
         self._phases.enter("input")
         return next(batches, None)
 
     def require_room(self, steps: int) -> None:
-        """Refuse steps that are not left to be made.
+        """Refuse more steps than are left.
 
         Raises:
-          BatchError: They are not.
+          BatchError: Fewer than `steps` steps are left.
         """
         last = self._last_step
         if last is None or self.step + steps <= last:
@@ -175,7 +175,7 @@ class Loop:
         )
 
     def begin_step(self) -> None:
-        """Note that the next step is made, from now on."""
+        """Enter the phase of a step."""
         hidden = is_under_way(self.metrics)
         self._phases.enter("step", step=self.step, hidden=hidden)
 
@@ -187,19 +187,19 @@ class Loop:
         *,
         beside: Mapping[str, PyTree] | None = None,
     ) -> None:
-        """Make a turn.
+        """Dispatch a step, and complete it by `after`.
 
         Args:
-          step: Makes `batch.steps` updates.
-          batch: What it takes.
-          stall_s: How long batches were waited for so far.
-          beside: Metrics that the host knows.
+          step: Step that makes `batch.steps` updates.
+          batch: Its batch.
+          stall_s: Seconds spent waiting for batches so far.
+          beside: More metrics, of the host.
 
         Raises:
-          ArgumentError: They cannot stand beside the step's.
+          ArgumentError: `beside` cannot be joined to the step's metrics.
           BatchError: As `require_room`.
           NonFiniteError: A metric is NaN or infinite, and that ends the run.
-          Exception: Whatever `step` or a hook raised.
+          Exception: Any error of `step` or of a hook.
         """
         self.require_room(batch.steps)
         self.begin_step()
@@ -226,17 +226,15 @@ class Loop:
         position: Any = None,
         stall_s: float = 0.0,
     ) -> None:
-        """Take in a step that was dispatched: show hooks what there is to see.
-
-        That is its state, and the metrics of the step before.
+        """Show hooks the state of a dispatched step, and the metrics of the one before.
 
         Args:
-          state: After it.
-          metrics: Of it.
+          state: State after the step.
+          metrics: Metrics of the step.
           steps: Updates that it makes.
-          examples: Real examples that it took.
-          position: Where the input is after it.
-          stall_s: How long batches were waited for so far.
+          examples: Real examples that it used.
+          position: Position of the input after it.
+          stall_s: Seconds spent waiting for batches so far.
         """
         if self.metrics is None:
             check_names(metrics)
@@ -266,10 +264,10 @@ class Loop:
             hook.on_state(event)
 
     def require_end_of_plan(self) -> None:
-        """Refuse an input that ended while there are steps to do.
+        """Refuse an input that ended while steps are left.
 
         Raises:
-          ArgumentError: There are.
+          ArgumentError: Steps are left.
           NonFiniteError: As `dispatch`.
         """
         if self._plan.steps is None or self.step >= self._plan.steps:
@@ -282,11 +280,11 @@ class Loop:
         )
 
     def end(self, stall_s: float) -> LoopResult:
-        """Show hooks the last metrics and the last state, and return what is left.
+        """Show hooks the last metrics and the last state, and return the result.
 
         Raises:
           NonFiniteError: As `dispatch`.
-          Exception: Whatever a hook raised.
+          Exception: Any error of a hook.
         """
         self._show_metrics()
         self._check_finite()
@@ -298,7 +296,7 @@ class Loop:
         return self.leave()
 
     def leave(self) -> LoopResult:
-        """Return what there is now, and show nobody anything; no step follows."""
+        """Return the result as it is, without calling hooks; no step follows."""
         self._last_step = self.step
         call = self._newest
         return LoopResult(
@@ -310,7 +308,7 @@ class Loop:
         )
 
     def close(self) -> None:
-        """Let go of the state, and of all who hold this: no cycle keeps a state."""
+        """Drop the state and the hooks, so that no reference cycle keeps a state."""
         self.state = self.metrics = self._newest = self._finite = None
         self._hooks = ()
 
@@ -320,9 +318,8 @@ class Loop:
             advanced=call.steps,
             examples=call.examples_before + call.examples,
             progress=call.progress,
-            # An event that held the state would have its arrays freed, all of them,
-            # where a hook lets go of the event: in that hook's phase, which is no part
-            # of the step.
+            # An event that held the state would free its arrays where a hook drops the
+            # event: in that hook's phase, which is not part of the step.
             read_state=partial(self._state_after, self.step),
             position=call.position,
             ended=ended,
@@ -348,7 +345,7 @@ class Loop:
         return dataclasses.replace(numbers, time_s=self._agreed_s(numbers.time_s))
 
     def _agreed_s(self, now_s: float) -> float:
-        """Return the time that all processes go by after this step."""
+        """Return the time that all processes use after this step."""
         agreed = self._agreed_time
         return now_s if agreed is None else agreed.at(self.step, now_s)
 
@@ -361,7 +358,7 @@ class Loop:
             for hook in self._hooks:
                 hook.on_metrics(event)
         if self._finite is not None:
-            # To look at metrics is to wait for the devices.
+            # Checking metrics may wait for the devices.
             self._phases.enter("step", hidden=is_under_way(self.metrics))
             self._finite.admit(
                 call.metrics, first_step=call.first_step, stacked=call.stacked
@@ -370,16 +367,16 @@ class Loop:
             self._check_finite()
 
     def _is_time_to_look(self, call: DispatchedCall) -> bool:
-        """Tell whether to look for bad numbers now, the same in all processes."""
+        """Return whether to look for bad numbers now, the same in all processes."""
         if self._agreed_time is None:
-            return call.was_read  # then there is nothing to wait for
-        # Who reads metrics, and when, differs between processes. One that went back, or
-        # ended, alone would leave the others in a collective.
+            return call.was_read  # nothing to wait for
+        # Processes read metrics at different steps. One that went back, or ended, alone
+        # would leave the others in a collective.
         before_s, self._looked_s = self._looked_s, call.progress.time_s
         return call.progress.time_s != before_s
 
     def _show_now(self) -> None:
-        """Show the newest metrics, and look at all so far: a state is to be kept."""
+        """Show the newest metrics and check all so far, before a state is saved."""
         with self._phases.during("report"):
             if self._newest is not None and not self._newest.was_shown:
                 wanted = self._stopping()

@@ -1,18 +1,18 @@
-"""What a session asks of the node of a program that it runs in, where it does."""
+"""Interface to the node of a program in which a session runs."""
 
 import threading
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 STOPPED = "the program's stop"
-"""Stands where the name of a signal would, for who asked a run to stop."""
+"""In place of a signal's name: the node's program asked the run to stop."""
 
 
 @runtime_checkable
-class Node(Protocol):
-    """The node whose thread a session runs in: `lp.context.get_context()` is one.
+class ProgramNode(Protocol):
+    """The node in whose thread a session runs: `lp.context.get_context()` is one.
 
-    It is handed over, as programs are above runs: nothing here knows of them.
+    A protocol, as `training/` does not import programs.
     """
 
     @property

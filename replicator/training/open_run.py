@@ -1,6 +1,6 @@
-"""Open what a run needs, in the order in which each can refuse: what `Session` drives.
+"""Open the parts of a run for `Session`, in an order in which each can refuse it.
 
-A run that goes back past a bad number opens everything anew: that is a resume in one
+A run that goes back past a bad number opens everything anew: a resume within one
 process.
 """
 
@@ -46,14 +46,14 @@ from replicator.training.run_spec import RunSpec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What one opening of a run has open.
+    """Open parts of a run.
 
     Attributes:
-      loop: Its state between turns.
-      batches: Its input; None where a loop has its own.
-      resumed: Where it goes on.
-      evaluation: What it evaluates by; None for nothing.
-      leaving: What leaves it when it is asked to stop; None if it is not saved.
+      loop: State of the run between steps.
+      batches: Input of the run; None if the loop has its own.
+      resumed: Point at which it resumed.
+      evaluation: Hook that evaluates; None for none.
+      leaving: Hook that saves and leaves on request; None if the run is not saved.
     """
 
     loop: Loop
@@ -63,10 +63,10 @@ class Opened:
     leaving: LeaveSaved | None
 
     def catch_up(self, phases: Phases) -> None:
-        """Make the evaluation that the run before has left, and save what it found.
+        """Make the evaluation that the previous process left, and save its metrics.
 
         Raises:
-          Preempted: Somebody asked the run to stop: it is left once more.
+          Preempted: A signal asked the run to stop: the evaluation is left once more.
         """
         event = self.loop.event_of_before
         if event is None or self.evaluation is None or self.leaving is None:
@@ -77,7 +77,7 @@ class Opened:
                 self.leaving.saving.on_end(event)
 
     def end(self, stall_s: float) -> LoopResult:
-        """Make the end of the run, unless it has left, or leaves its last evaluation.
+        """End the run, unless it has left already, or leaves its last evaluation.
 
         Raises:
           Preempted: As `catch_up`.
@@ -93,8 +93,8 @@ class Opened:
         try:
             yield
         except EvaluationLeft:
-            assert self.leaving is not None, "else nobody leaves an evaluation"
-            self.leaving.leave_asked()
+            assert self.leaving is not None, "only a saved run leaves an evaluation"
+            self.leaving.leave_saved()
 
 
 def open_run(
@@ -104,13 +104,15 @@ def open_run(
     first_states: Sequence[Any],
     closers: list[Callable[[], None]],
 ) -> Opened:
-    """Open a run where it was saved last, or at its beginning.
+    """Open a run at its last checkpoint, or at its beginning.
 
     Args:
-      spec: What it is made of.
-      preemption: Hears who asks it to stop; None if nobody is to be heard.
-      first_states: Of the user's hooks, should it go back to its very beginning.
-      closers: Takes what closes all that is open, also if this fails half-way.
+      spec: The run.
+      preemption: Hook of stop requests; None if the run takes none.
+      first_states: First states of the user's hooks, for a run that goes back to its
+        beginning.
+      closers: Filled with the functions that close all parts, also if this fails
+        half-way.
     """
     went_back, store = spec.recovery.went_back, None
     if spec.checkpointing is not None:
@@ -134,7 +136,7 @@ def open_run(
     load_hooks(saved_hooks, resumed.hooks)
     if went_back and not resumed.hooks:
         load_hooks(spec.hooks, first_states)  # back to the very beginning
-    spec.recovery.come_back(start_step)
+    spec.recovery.resume_at(start_step)
     saving, leaving = None, None
     if store is not None:
         saving = SaveCheckpoints(
@@ -149,14 +151,14 @@ def open_run(
             leaving = LeaveSaved(spec, preemption, saving, first_step=start_step)
     hooks = hooks_in_order(reports, saved_hooks, saving, leaving or preemption)
     batches = _input(spec, resumed, preemption, in_turn=lambda: loop.in_turn)
-    # From here on in this order: what is saved last waits for what is told before.
+    # Close in hook order: checkpoints last, after all reports are flushed.
     closers[:] = [hook.close for hook in hooks]
     closers += [] if batches is None else [batches.close]
     loop = Loop(
-        _handed_on(spec.step, resumed.state),
+        _loop_state(spec.step, resumed.state),
         plan=dataclasses.replace(spec.plan, start_step=start_step),
         hooks=hooks,
-        tell=None if spec.recovery.ignores else spec.recovery.tell,
+        report_bad=None if spec.recovery.ignores else spec.recovery.handle,
         phases=spec.phases,
         cut_at=resumed.position if resumed.was_cut else None,
         agreed_time=AgreedTime() if spec.together else None,
@@ -180,28 +182,28 @@ def hooks_in_order(
     saving: SaveCheckpoints | None,
     stopping: Hook | None,
 ) -> list[Hook]:
-    """Return all hooks of a run, in the order in which each moment calls them.
+    """Return all hooks of a run, in the order in which each event calls them.
 
-    1. Reports: compilations, the display, the metrics. What ends a run is told before.
-    2. Recovery: who comes after it sees no step that the run goes back from.
-    3. Evaluation: its numbers are there for the user's hooks, and to rank by.
+    1. Reports: compilations, the display, the metrics, before anything ends the run.
+    2. Recovery runs next, so later hooks never see a step that is rolled back.
+    3. Evaluation: its numbers are there for the user's hooks, and for ranking.
     4. The user's hooks.
-    5. Saving: the states of all before it are those after this step.
-    6. Stopping: after a step that is asked to be the last, the run is saved, or ends.
-    7. The profiler and the journal of phases: the time of all before them counts.
+    5. Saving: the states of all hooks before it are those after this step.
+    6. Stopping: after the agreed last step the run is saved, or ends.
+    7. The profiler and the journal of phases, which measure all hooks before them.
 
     Args:
-      reports: 1 and 7.
-      saved_hooks: 2, 3 and 4: their states are in a checkpoint.
-      saving: 5; None if the run is not saved.
-      stopping: 6; None if nobody can ask.
+      reports: Hooks of 1 and 7.
+      saved_hooks: Hooks of 2, 3 and 4, whose states are in checkpoints.
+      saving: Hook of 5; None if the run is not saved.
+      stopping: Hook of 6; None if the run takes no stop requests.
     """
     ends = [hook for hook in (saving, stopping) if hook is not None]
     return [*reports.hooks, *saved_hooks, *ends, *reports.after]
 
 
 def _try_evaluation(spec: RunSpec, user: PyTree) -> None:
-    """Evaluate the first batch alone: what is wrong shows before hours of steps."""
+    """Evaluate the first batch alone, to show errors before hours of steps."""
     if (wanted := spec.evaluating) is None:
         return
     with spec.phases.during("evaluate"):
@@ -218,7 +220,7 @@ def _evaluation(
         return None
 
     def leave_if_asked() -> None:
-        # Of a run that is not saved nobody could make again what is left.
+        # A run that is not saved cannot repeat an evaluation that it left.
         if preemption is None or spec.checkpointing is None:
             return
         if preemption.leaves_evaluation():
@@ -231,7 +233,7 @@ def _evaluation(
         wanted.when,
         writer=reports.writer,
         follow=wanted.follow,
-        tell=spec.tell_alike,
+        log=spec.log_once,
     )
 
 
@@ -247,12 +249,12 @@ def _input(
     unasked = None
     if spec.plan.steps is not None and spec.step is not None:
         # As many calls as are left; a loop that skips batches asks for more. At least
-        # one: what is wrong with an input shows also where it is never asked.
+        # one: errors of an input show even if no batch of it is used.
         calls_left = (spec.plan.steps - resumed.start_step) // spec.plan.steps_per_call
         unasked = max(calls_left, 1)
 
     def is_over() -> bool:
-        # Not where a turn has made a step: it must come to its end.
+        # Not between a step and `after`: the update must be completed.
         ends = preemption is not None and preemption.ends_input()
         return ends and not in_turn()
 
@@ -267,43 +269,46 @@ def _input(
     return spec.recovery.watch(batches)
 
 
-def _handed_on(step: Step | None, state: RunState) -> PyTree:
-    """Return the state as a loop keeps it: steps of its own know the user's alone."""
+def _loop_state(step: Step | None, state: RunState) -> PyTree:
+    """Return the state as the loop keeps it: steps of its own take the user's state."""
     if step is None:
         return state.user
-    # Debugging shows it as it is.
+    # A debug step takes it as it is.
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
 
 
 def _shown(spec: RunSpec, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:
-    """Return what makes the state of a run out of what its loop keeps."""
+    """Return the function from the loop's state to the state of the run."""
     if spec.step is not None:
         return lambda state, step: whole(state)
     began = resumed.state
     return lambda user, step: dataclasses.replace(
         began,
-        # On the host: to put it on the devices would be a transfer for each step.
+        # On the host: putting it on the devices would cost a transfer per step.
         step=np.asarray(step, np.int32),
         user=whole(user),
     )
 
 
 class EndOfBatches(StopIteration):
-    """The end of a session's own batches, and of nobody else's."""
+    """The end of a session's own batches, distinct from that of other iterators."""
 
 
-class Batches(Iterator[Placed]):
-    """Batches whose end is known as theirs, also where a turn's `next` meets it.
+class SessionBatches(Iterator[Placed]):
+    """Batches that end with `EndOfBatches`, for loops that call `next` themselves.
+
+    >>> list(SessionBatches(iter([])))
+    []
 
     Args:
-      batches: Them.
+      batches: Batches of the run.
     """
 
     def __init__(self, batches: Iterator[Placed]) -> None:
         self._batches = batches
 
     def __next__(self) -> Placed:
-        """Return the next one.
+        """Return the next batch.
 
         Raises:
           EndOfBatches: There is none.

@@ -1,9 +1,9 @@
 """Options of a run, and the groups of them that travel together.
 
 `Replicator.run` and `session` take each option by keyword and make one `RunOptions`.
-Three groups are cut out of it: checkpoints, evaluation and records; the fourth, bad
-numbers, is `nonfinite/policy.py`. Options that contradict each other are refused as
-each group is made.
+Three groups are taken from it: checkpoints, evaluation and records; the fourth, bad
+numbers, is `nonfinite/policy.py`. Options that contradict each other are refused when
+their group is made.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from replicator.hooks.schedule import Every, every
 from replicator.inputs.adapters import check_read_anew
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
-from replicator.training.node import Node
+from replicator.training.node import ProgramNode
 from replicator.training.nonfinite.policy import OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
@@ -49,53 +49,53 @@ class RunOptions:
     Attributes:
       steps: Updates to make; None runs until the dataset ends.
       init_fn: `init_fn(key)` returns the first state.
-      init_state: In its place: the first state, as `put` takes it; copied.
+      init_state: First state, as `put` takes it, instead of an `init_fn`; copied.
       seed: Seed of the keys of `init_fn` and `step_fn`.
-      accumulate: Equal microbatches that each global batch is cut into.
+      accumulate: Number of equal microbatches that each global batch is cut into.
       auto_microbatch: Whether to choose the smallest `accumulate` that fits into
         memory: programs are compiled, and the first that fits is run, to find it.
-      memory_limit_bytes: What it has to fit into on each device; by default what the
-        devices report.
-      steps_per_call: Updates per dispatch, with no change of meaning.
-      inputs: How the dataset is read and checked; its `accumulate`, `steps_per_call`
-        and `steps` are left to the run.
+      memory_limit_bytes: Bytes of each device that it has to fit into; by default
+        those that the devices report.
+      steps_per_call: Updates per dispatch; results do not depend on it.
+      inputs: Options of reading and checking the dataset; its `accumulate`,
+        `steps_per_call` and `steps` are left to the run.
       checks: As in `Replicator.compile`.
-      check_first_updates: As in `Replicator.compile`, and on by default, but where
+      check_first_updates: As in `Replicator.compile`, and on by default, unless
         `REPLICATOR_CHECK_FIRST_UPDATES=0` is in the environment.
       debug: As in `Replicator.compile`.
-      hooks: What else happens, after the built-in reports.
+      hooks: Your hooks, called after the built-in reports.
       step_timeout: Seconds that a step may take before the program ends with a dump of
         all stacks; by default ten times the median, at least 60. `Limits` set one for
         each phase of a run.
       node: `lp.context.get_context()` in a node of a program: the run stops, saved,
         when the program stops, and a run that hangs fails its node.
-      checkpoint_dir: Checkpoints: where the whole run is saved, and from where it goes
-        on by itself, bit for bit; one directory per run.
+      checkpoint_dir: Checkpoints: directory where the whole run is saved, and where it
+        resumes from without being asked, bit for bit; one directory per run.
       checkpoint_every: Steps between saves, or a schedule such as
         `options.every(seconds=600)`.
-      retention: Which checkpoints stay; the last three by default.
+      retention: Rule for checkpoints to keep; the last three by default.
       eval_fn: Evaluation: a function as in `Replicator.evaluate`; tried on one batch
         before the first step.
       eval_dataset: Dataset to evaluate on, read anew each time; several by name,
         `{"val": ...}`.
       eval_every: Steps between evaluations, or a schedule; the last state is evaluated,
         too.
-      follow: The number of the evaluation that ranks the steps, and when to give up.
-      directory: Records: where `metrics.jsonl`, TensorBoard events (if installed),
-        `run.json` and the journal go; None writes nothing. `replicator report` makes a
-        page of it.
+      follow: Number of the evaluation that ranks the steps, and when to give up.
+      directory: Records: directory of `metrics.jsonl`, TensorBoard events (if
+        installed), `run.json` and the journal; None writes nothing. `replicator report`
+        makes a page of it.
       write_every: Steps between written metrics.
       gradient_norm: Whether metrics hold the norm of the reduced gradient; it takes one
         more reading of the gradient, several per cent of a small model's step.
       display: Whether progress is shown on standard error.
       profile: Steps to trace, for example `range(100, 110)`; the signal SIGUSR2 traces
         the next ten.
-      on_nonfinite: Bad numbers: what a metric that is NaN or infinite leads to.
-        `"raise"` ends the run, and is the default unless an optimizer skips such
+      on_nonfinite: Bad numbers: action on a metric that is NaN or infinite. `"raise"`
+        ends the run, and is the default unless an optimizer skips such
         updates; `"skip"` leaves the update out, on all replicas alike; `"rollback"`
         goes back to the last good checkpoint and leaves the batch out; `"ignore"` goes
         on.
-      spikes: Which metric to watch for sudden leaps, and what they lead to.
+      spikes: Metric to watch for sudden leaps, and the action on one.
     """
 
     steps: int | None
@@ -112,7 +112,7 @@ class RunOptions:
     debug: bool = False
     hooks: Sequence[Hook] = ()
     step_timeout: float | Limits | None = None
-    node: Node | None = None
+    node: ProgramNode | None = None
 
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | Every = 100
@@ -140,12 +140,16 @@ class RunOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LoopPlan:
-    """How long to run, and how.
+    """Number of steps of a run, and of steps per call.
+
+    >>> LoopPlan(steps=10, steps_per_call=4)
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `steps` must be a multiple of `steps_per_call`, ...
 
     Attributes:
       steps: Updates in all, those before `start_step` included; None runs until the
         input ends.
-      start_step: Updates that the state has behind it.
+      start_step: Updates made before.
       steps_per_call: Updates that one call of the step makes. Above 1, each metric has
         a leading axis of that size.
 
@@ -172,7 +176,7 @@ class LoopPlan:
         self._require_whole_calls()
 
     def _require_whole_calls(self) -> None:
-        # A last call of fewer steps would be another program, compiled at the very end.
+        # A last call of fewer steps would compile another program at the very end.
         n, left = self.steps_per_call, (self.steps or 0) - self.start_step
         if self.steps is None or left <= 0 or left % n == 0:
             return
@@ -187,12 +191,12 @@ class LoopPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpointing:
-    """Where and when a run is saved.
+    """Options of a run's checkpoints.
 
     Attributes:
-      directory: Holds the checkpoints of this run and of no other.
-      when: At which steps; the last step is saved, too.
-      retention: Which of them stay.
+      directory: Directory of the checkpoints of this run and of no other.
+      when: Schedule of saves; the last step is saved, too.
+      retention: Rule for checkpoints to keep.
     """
 
     directory: Path
@@ -201,10 +205,15 @@ class Checkpointing:
 
 
 def checkpointing_of(options: RunOptions) -> Checkpointing | None:
-    """Return where and when a run is saved; None for nowhere.
+    """Return the options of a run's checkpoints; None if it is not saved.
+
+    >>> checkpointing_of(RunOptions(steps=3)) is None
+    True
+    >>> checkpointing_of(RunOptions(steps=3, checkpoint_dir="runs/a")).retention
+    Retention(keep_last=3, ...)
 
     Raises:
-      ArgumentError: One is of a wrong kind, or given without a directory.
+      ArgumentError: An option is of a wrong kind, or given without a directory.
     """
     directory, retention = options.checkpoint_dir, options.retention
     check_kind("retention", retention, Retention)
@@ -224,13 +233,13 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluating:
-    """What a run evaluates, and when.
+    """Options of a run's evaluation.
 
     Attributes:
-      eval_fn: As in `rep.evaluate`.
-      dataset: Read anew each time; several by their names.
-      when: At which steps; the last one is evaluated, too.
-      follow: The number that tells the best step, and when to give up.
+      eval_fn: Function as in `rep.evaluate`.
+      dataset: Dataset, read anew each time; several by their names.
+      when: Schedule of evaluations; the last state is evaluated, too.
+      follow: Number that ranks the steps, and when to give up.
     """
 
     eval_fn: EvalFn
@@ -244,17 +253,17 @@ class Evaluating:
         state: PyTree,
         **options: Any,
     ) -> Mapping[str, PyTree]:
-        """Return the metrics of the dataset, or of each of them under its name.
+        """Return the metrics of the dataset, or of each dataset under its name.
 
         Args:
-          evaluation_of: Returns what evaluates by a function.
-          state: The user's.
-          **options: Of the evaluation's call.
+          evaluation_of: Returns the evaluation for an `eval_fn`.
+          state: The user's state.
+          **options: Options of the evaluation's call.
         """
         evaluation = evaluation_of(self.eval_fn)
         if not isinstance(self.dataset, Mapping):
             return evaluation(state, self.dataset, **options)
-        # In one order: processes may have put their dicts together in others.
+        # Sorted: the order of the dict may differ between processes.
         return {
             name: evaluation(state, self.dataset[name], **options)
             for name in sorted(self.dataset)
@@ -262,7 +271,10 @@ class Evaluating:
 
 
 def evaluating_of(options: RunOptions) -> Evaluating | None:
-    """Return what a run evaluates, and when; None for nothing.
+    """Return the options of a run's evaluation; None for none.
+
+    >>> evaluating_of(RunOptions(steps=3)) is None
+    True
 
     Raises:
       ArgumentError: Some are given without the others, or one is of a wrong kind.
@@ -296,8 +308,8 @@ def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
     named = all(isinstance(name, str) and name and "/" not in name for name in given)
     if not (given and named):
         raise ArgumentError(
-            "`eval_dataset` must name each of several datasets by a word without `/`, "
-            f'got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
+            "`eval_dataset` must name each of several datasets by a string without "
+            f'`/`, got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
         )
     for name, dataset in given.items():
         check_read_anew(f"eval_dataset[{name!r}]", dataset)
@@ -305,10 +317,10 @@ def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a run records, and where.
+    """Options of a run's records.
 
     Attributes:
-      directory: Where metrics, `run.json` and the journal go; None for nowhere.
+      directory: Directory of metrics, `run.json` and the journal; None for none.
       write_every: Steps between written metrics.
       display: Whether progress is shown on standard error.
       profile: Steps to trace; None for none.
@@ -321,10 +333,13 @@ class Recording:
 
 
 def recording_of(options: RunOptions) -> Recording:
-    """Return what a run records, and where.
+    """Return the options of a run's records.
+
+    >>> recording_of(RunOptions(steps=3)).write_every
+    10
 
     Raises:
-      ArgumentError: One is of a wrong kind, or there is no place for a trace.
+      ArgumentError: An option is of a wrong kind, or a trace has no directory.
     """
     write_every, display = options.write_every, options.display
     check_count("write_every", write_every)

@@ -1,4 +1,4 @@
-"""A run as it was checked: `make_run_spec` makes it of options, `Session` opens it."""
+"""A checked run: `make_run_spec` makes it from options, `Session` opens it."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
 from replicator.training.loop import Step
-from replicator.training.node import Node
+from replicator.training.node import ProgramNode
 from replicator.training.nonfinite.rollback import Recovery, make_recovery
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import (
@@ -52,30 +52,30 @@ from replicator.training.watchdog.limits import Limits, as_limits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """A run that was checked, and is not open yet: all that serves a run has it.
+    """All settings and parts of a run, checked and not open yet.
 
     Attributes:
-      step: Works on a `RunState`; None where a loop has steps of its own.
-      step_fn: What one replica does in it; None likewise.
-      options: How a step is lifted.
-      first: The first state, for a run that was not saved.
-      first_updates: How the first updates of its steps are checked; None if not at all.
-      dataset: What to train on; None where a loop has batches of its own.
-      layout: How replicas lie on devices.
-      plan: How long.
-      reading: How the dataset is read.
-      seed: Of the run's keys.
-      arguments: What the records say of the run, in plain JSON.
-      recording: What is told.
-      checkpointing: Where the run is saved; None saves nothing.
-      evaluating: What is evaluated; None for nothing.
-      evaluation_of: Returns what evaluates by a function; compiled once.
+      step: Compiled step on a `RunState`; None if the loop has steps of its own.
+      step_fn: The user's step of one replica; None likewise.
+      options: Options of lifting a step.
+      first: First state, for a run without a checkpoint.
+      first_updates: Check of the first updates of its steps; None for no check.
+      dataset: Training data; None if the loop has batches of its own.
+      layout: Layout of state and batches on devices.
+      plan: Number of steps, and of steps per call.
+      reading: Options of reading the dataset.
+      seed: Seed of the run's keys.
+      arguments: Options that records and checkpoints hold, in plain JSON.
+      recording: Options of metrics and records.
+      checkpointing: Options of checkpoints; None saves nothing.
+      evaluating: Options of evaluation; None for none.
+      evaluation_of: Returns the evaluation for an `eval_fn`, compiled once.
       events: This process's journal of the run; None for none.
-      recovery: What is done about bad numbers.
-      hooks: The user's own.
-      phases: Where it notes what it is doing.
-      limits: How long each of that may take.
-      node: Of the program that it runs in; None for none.
+      recovery: Recovery from bad numbers.
+      hooks: The user's hooks.
+      phases: Phases of the run, with the time spent in each.
+      limits: Longest time of each phase.
+      node: Node of a program that the run is in; None for none.
     """
 
     step: Step | None
@@ -98,7 +98,7 @@ class RunSpec:
     hooks: Sequence[Hook]
     phases: Phases
     limits: Limits
-    node: Node | None
+    node: ProgramNode | None
 
     @property
     def mesh(self) -> Mesh:
@@ -107,11 +107,11 @@ class RunSpec:
 
     @property
     def together(self) -> bool:
-        """Whether several processes make this run."""
+        """True if several processes make this run."""
         return spans_processes(self.mesh)
 
     def own_step(self, step_fn: StepFn) -> CompiledStep:
-        """Return a step of the loop's own, compiled as those of the run are."""
+        """Return a step of the loop's own, compiled like the run's."""
         return compiled_step(
             step_fn,
             self.layout,
@@ -121,15 +121,15 @@ class RunSpec:
             check=self.first_updates,
         )
 
-    def tell(self, kind: str, /, **fields: Any) -> None:
-        """Write into the journal, if there is one."""
+    def log(self, kind: str, /, **fields: Any) -> None:
+        """Write an event into the journal, if there is one."""
         if self.events is not None:
             self.events.write(kind, **fields)
 
-    def tell_alike(self, kind: str, /, **fields: Any) -> None:
-        """Write what all processes do alike: one of them tells."""
+    def log_once(self, kind: str, /, **fields: Any) -> None:
+        """Write an event of all processes into the journal of the first one."""
         if not self.together or jax.process_index() == 0:
-            self.tell(kind, **fields)
+            self.log(kind, **fields)
 
 
 @in_no_mesh
@@ -141,20 +141,20 @@ def make_run_spec(
     defaults: CompileOptions,
     evaluation_of: Callable[..., Evaluation],
 ) -> RunSpec:
-    """Check the options of a run, and return what they describe.
+    """Check the options of a run, and return the run that they describe.
 
-    Nothing of it is open but the journal.
+    Nothing is opened but the journal.
 
     Args:
-      step_fn: What one replica does; None where a loop has steps of its own.
-      dataset: What to train on; None where a loop has batches of its own.
-      options: All others that the user chose.
-      layout: How replicas lie on devices.
-      defaults: How a step is lifted, but for the options.
-      evaluation_of: `rep.compile_evaluation`, which makes one for each function.
+      step_fn: Step of one replica; None if the loop has steps of its own.
+      dataset: Training data; None if the loop has batches of its own.
+      options: All other options of the user.
+      layout: Layout of state and batches on devices.
+      defaults: Options of lifting a step that the run does not set.
+      evaluation_of: `rep.compile_evaluation`, cached by function.
 
     Raises:
-      ArgumentError: Two arguments do not fit each other, or one is of a wrong kind.
+      ArgumentError: Two arguments contradict each other, or one is of a wrong kind.
     """
     phases = Phases()
     checkpointing = checkpointing_of(options)
@@ -220,7 +220,7 @@ def _check_kinds(step_fn: StepFn | None, options: RunOptions) -> None:
         options.memory_limit_bytes, auto_microbatch=options.auto_microbatch
     )
     check_kind("inputs", options.inputs, InputOptions)
-    if options.node is not None and not isinstance(options.node, Node):
+    if options.node is not None and not isinstance(options.node, ProgramNode):
         raise ArgumentError(
             f"`node` must be the node that the run is in, got {options.node!r}. Pass "
             "`lp.context.get_context()`."
@@ -232,7 +232,7 @@ def _check_kinds(step_fn: StepFn | None, options: RunOptions) -> None:
 
 
 def _check_own_steps(options: RunOptions) -> None:
-    """Refuse what only a step that the session makes can do."""
+    """Refuse options that need a `step_fn`."""
     asked = {
         "auto_microbatch": options.auto_microbatch,
         "debug": options.debug,
@@ -292,7 +292,7 @@ def _fitted(
     first: FirstState,
     layout: Layout,
 ) -> CompileOptions:
-    """Choose as few microbatches as fit, if that is asked for."""
+    """Choose the smallest number of microbatches that fits, with `auto_microbatch`."""
     if not options.auto_microbatch:
         return lifting
     if options.accumulate != 1:
@@ -323,7 +323,7 @@ def _arguments(
     layout: Layout,
     reading: InputOptions,
 ) -> dict[str, Any]:
-    """Return the options that records hold, in plain JSON."""
+    """Return the options that records hold, as plain JSON."""
     return {
         "steps": plan.steps,
         "checkpoint_dir": checkpointing and os.fspath(checkpointing.directory),
@@ -337,7 +337,7 @@ def _arguments(
 
 
 def _check_left_to_run(options: RunOptions) -> None:
-    """Refuse an input whose own options contradict those of the run."""
+    """Refuse `inputs` whose options contradict those of the run."""
     if (inputs := options.inputs) is None:
         return
     default = InputOptions()
@@ -362,7 +362,7 @@ def _reading(options: RunOptions, lifting: CompileOptions) -> InputOptions:
     inputs = options.inputs or InputOptions()
     epochs = inputs.epochs
     if options.steps is None and epochs is None:
-        epochs = 1  # then it is the dataset's end that ends the run
+        epochs = 1  # the dataset's end ends the run
     return dataclasses.replace(
         inputs,
         accumulate=lifting.accumulate,

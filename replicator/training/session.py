@@ -1,10 +1,10 @@
-"""Everything that a run has around its loop, as an object, for whoever writes the loop.
+"""All of a run but its loop, as an object, for users who write the loop.
 
 `run` is a session and a `for`. A session opens checkpoints, input, hooks, records, the
-watchdog, and what hears signals; the loop hands it each step; it closes all of it,
-whatever ended the loop, and its journal says what that was. A run that goes back past a
-bad number is opened again inside of the session: the loop notices nothing but that its
-step number is a lower one.
+watchdog and signal handlers; the loop hands it each step; however the loop ends, the
+session closes them all and its journal records the end. A run that goes back past a
+bad number is opened again inside of the session: the loop only sees a lower step
+number.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ from replicator.hooks.hook_states import hook_states
 from replicator.inputs.placement import Placed, placed
 from replicator.inputs.position import Position
 from replicator.training.checkpoint_hook import open_store
-from replicator.training.closing import closed_at_the_end
-from replicator.training.guards import end_told, guarded, require_possible
+from replicator.training.closing import close_all
+from replicator.training.guards import guarded, log_end, require_possible
 from replicator.training.loop import LoopResult
 from replicator.training.node import STOPPED
 from replicator.training.nonfinite.rollback import GoingBack
-from replicator.training.open_run import Batches, EndOfBatches, Opened, open_run
+from replicator.training.open_run import EndOfBatches, Opened, SessionBatches, open_run
 from replicator.training.postmortem.examine import RecordsFailure, examined
 from replicator.training.preemption.preemption import Preemption
 from replicator.training.reports.records import alone
 from replicator.training.run_spec import RunSpec
 
-MOST_OF_A_TURN = 10_000  # batches; a loop that takes more has forgotten `after`
+MOST_BATCHES_OF_AN_UPDATE = 10_000  # a loop that takes more has forgotten `after`
 _SAME: Any = object()
 
 
@@ -51,16 +51,9 @@ class Session:
     >>> session.result.step
     3
 
-    Without a `step_fn` the loop has steps of its own, as many as it likes to a turn,
-    and says when one update of the run is done:
-
-    >>> with rep.session(dataset=dataset, init_fn=init_fn, steps=3) as session:
-    ...     critic = session.compile(critic_step_fn)
-    ...     generator = session.compile(generator_step_fn)
-    ...     for batch in session.batches():
-    ...         session.after(critic(batch) | generator(batch))
-
-    It is for the thread that opened it. Several at once need devices of their own.
+    Without a `step_fn` the loop has steps of its own (`compile`), any number per update
+    of the run, and calls `after` when an update is done. Use a session in the thread
+    that opened it. Sessions at the same time need devices of their own.
 
     Args:
       spec: The run, checked and not open yet.
@@ -84,13 +77,13 @@ class Session:
 
     @in_no_mesh
     def __enter__(self) -> Self:
-        """Open the run where it was saved last, or at its beginning.
+        """Open the run at its last checkpoint, or at its beginning.
 
         Raises:
-          ArgumentError: It is open; or it is to go back, and is not saved, or its
-            dataset cannot be read again.
+          ArgumentError: It is open; or it must be able to go back, and has no
+            checkpoints or a dataset that cannot be read again.
           CheckpointInUseError: Another run writes to the directory.
-          Exception: Whatever the dataset or a hook raised.
+          Exception: Any error of the dataset or of a hook.
         """
         if self._open is not None:
             raise ArgumentError(
@@ -98,13 +91,13 @@ class Session:
             )
         spec, self._result, self._thread = self._spec, None, threading.get_ident()
         require_possible(spec)
-        # A hook that stands in two places is one hook: methods of one object are equal.
+        # A hook listed twice is closed once: methods of one object are equal.
         closers = list(dict.fromkeys(hook.close for hook in spec.hooks))
         with ExitStack() as outer:
             outer.callback(setattr, self, "_open", None)
-            outer.enter_context(closed_at_the_end(closers))
+            outer.enter_context(close_all(closers))
             outer.enter_context(alone(spec))
-            outer.enter_context(end_told(spec))
+            outer.enter_context(log_end(spec))
             if self._step is not None:
                 outer.enter_context(examined(spec, self._step))
             self._open_here()
@@ -118,7 +111,7 @@ class Session:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        # The `next` of a turn that takes several batches found the end of the run.
+        # A `next` of a loop that takes several batches per update met the run's end.
         is_end = isinstance(failure, EndOfBatches) and self._result is not None
         if failure is not None and not is_end:
             both = ExitStack()
@@ -142,25 +135,25 @@ class Session:
 
     @property
     def steps_done(self) -> int:
-        """Updates that the state has behind it, those of earlier runs included."""
+        """Updates made so far, those of earlier runs included."""
         return self._opened.loop.step
 
     @property
     def key(self) -> Key:
-        """The random key of the next step: what `run` would give it."""
+        """The random key of the next step, the same as in `run`."""
         return _step_key(self._opened.resumed.state.key, np.int32(self.steps_done))
 
     @property
     def position(self) -> Position:
-        """Where the input is after the batches that were taken out of it."""
+        """Position of the input after the batches taken so far."""
         return self._position
 
     @property
     def result(self) -> LoopResult:
-        """What is left, once the session has ended well.
+        """The final state, metrics and numbers, once the session has ended well.
 
         Raises:
-          ArgumentError: It has not.
+          ArgumentError: The session has not ended well.
         """
         if self._result is None:
             raise ArgumentError(
@@ -172,12 +165,15 @@ class Session:
     def batches(self) -> Iterator[Placed]:
         """Return batches on the devices, read ahead, until the run ends.
 
-        The last step is saved and evaluated before the loop goes on behind this.
+        The last step is saved and evaluated before the loop ends.
+
+        >>> with rep.session(step_fn, dataset, init_fn=init_fn, steps=2) as session:
+        ...     losses = [session.step(batch)["loss"] for batch in session.batches()]
 
         Raises:
-          ArgumentError: The session has no dataset, or that ended early; or the loop
-            ends in the midst of a turn.
-          Exception: Whatever reading, or the end of the run, raised.
+          ArgumentError: The session has no dataset, or the dataset ended early; or the
+            loop ends between a step of its own and `after`.
+          Exception: Any error of reading, or of the end of the run.
         """
         if self._spec.dataset is None:
             raise ArgumentError(
@@ -185,7 +181,7 @@ class Session:
                 "`session`, or loop over `session.steps()`."
             )
         self._require_own_thread()
-        return Batches(self._each_batch())
+        return SessionBatches(self._each_batch())
 
     def _each_batch(self) -> Iterator[Placed]:
         while True:
@@ -200,10 +196,14 @@ class Session:
     def steps(self) -> Iterator[int]:
         """Yield the number of each step to be made, until the run ends.
 
-        For batches from elsewhere, a queue or actors: where those go on is not saved.
+        For batches from elsewhere, a queue or actors; their position is not saved.
+
+        >>> with rep.session(step_fn, init_fn=init_fn, steps=2) as session:
+        ...     for number in session.steps():
+        ...         metrics = session.step(batch)
 
         Raises:
-          Exception: Whatever the end of the run raised.
+          Exception: Any error of the end of the run.
         """
         self._require_own_thread()
         while True:
@@ -217,19 +217,23 @@ class Session:
     def step(self, batch: PyTree, *, metrics: PyTree = None) -> PyTree:
         """Make one update (or `steps_per_call`) by the session's `step_fn`.
 
+        >>> with rep.session(step_fn, dataset, init_fn=init_fn, steps=1) as session:
+        ...     for batch in session.batches():
+        ...         loss = session.step(batch, metrics={"rate": 0.1})["loss"]
+
         Args:
-          batch: Of `batches()`, once; or your own, as a compiled step takes it.
-          metrics: Numbers that the loop knows, by name, shown beside the step's.
+          batch: A batch of `batches()`, used once; or your own, as for a compiled step.
+          metrics: Metrics of your own, by name, reported beside the step's.
 
         Returns:
-          The metrics, on the devices: to read them is to wait for the step.
+          The metrics, on the devices: reading them waits for the step.
 
         Raises:
           ArgumentError: The session has no `step_fn`.
           BatchError: The batch does not fit, or no step is left.
           NonFiniteError: A metric of a step so far holds NaN or infinity.
-          Preempted: Somebody asked the run to stop, and it is saved.
-          Exception: Whatever the step or a hook raised.
+          Preempted: A signal or a program asked the run to stop, and it is saved.
+          Exception: Any error of the step or of a hook.
         """
         if self._step is None:
             raise ArgumentError(
@@ -253,15 +257,21 @@ class Session:
     def compile(self, step_fn: StepFn) -> Callable[..., PyTree]:
         """Lift a step of the loop's own: `metrics = step(batch[, key])`.
 
-        It moves `session.state` on. As `rep.compile` otherwise; the session knows that
-        a step is being made or compiled.
+        It updates `session.state`. As `rep.compile` otherwise; the watchdog knows that
+        a step is made or compiled.
+
+        >>> with rep.session(dataset=dataset, init_fn=init_fn, steps=3) as session:
+        ...     critic = session.compile(critic_step_fn)
+        ...     generator = session.compile(generator_step_fn)
+        ...     for batch in session.batches():
+        ...         session.after(critic(batch) | generator(batch))
 
         Args:
-          step_fn: What one replica does.
+          step_fn: Step of one replica.
 
         Raises:
-          ArgumentError: `step_fn` is no function of a state and a batch, or the session
-            has one.
+          ArgumentError: `step_fn` is not a function of a state and a batch, or the
+            session has one already.
         """
         self._require_own_steps("compile")
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
@@ -271,9 +281,9 @@ class Session:
             loop = self._opened.loop
             loop.require_room(1)
             loop.begin_step()
-            # Flat: for some trees, to build one takes longer than all else in a step.
+            # Flat: building some trees takes longer than all else in a step.
             loop.state, metrics = compiled(FlatTree.of(loop.state), batch, key)
-            loop.in_turn = True  # still in the phase `step`: no signal is taken here
+            loop.in_turn = True  # still in the phase `step`: no signal is handled here
             return metrics
 
         return step
@@ -282,21 +292,27 @@ class Session:
     def after(
         self, metrics: PyTree, *, state: PyTree = _SAME, examples: int = 0
     ) -> None:
-        """Take in one update that the loop's own steps have made.
+        """Complete one update that the loop's own steps have made.
+
+        >>> zero = jnp.zeros(())
+        >>> with rep.session(init_fn=lambda key: zero, steps=2) as session:
+        ...     for number in session.steps():
+        ...         session.after({"number": number}, state=session.state + 1)
 
         Args:
-          metrics: Of it: a dict of numbers or arrays, on the devices or not.
-          state: After it, whole, where a function of your own made it out of
-            `session.state`. Hooks and checkpoints have it before the next step.
-          examples: How many it has seen, where batches are not the session's.
+          metrics: Metrics of the update: a dict of numbers or arrays, on the devices
+            or not.
+          state: The whole state after it, if a function of your own made it out of
+            `session.state`. Hooks and checkpoints see it before the next step.
+          examples: Examples of the update, if batches are not the session's.
 
         Raises:
           ArgumentError: The session has a `step_fn`.
           BatchError: No step is left.
           NonFiniteError: A metric of a step so far holds NaN or infinity.
-          Preempted: Somebody asked the run to stop, and it is saved.
+          Preempted: A signal or a program asked the run to stop, and it is saved.
           StateError: `state` is of another structure, shape or dtype than the first.
-          Exception: Whatever a hook raised.
+          Exception: Any error of a hook.
         """
         self._require_own_steps("after")
         self._require_own_thread()
@@ -325,14 +341,15 @@ class Session:
     def _require_own_thread(self) -> None:
         if self._opened and threading.get_ident() != self._thread:
             raise ArgumentError(
-                "`session` must stay in its thread, got another. Open it in that one."
+                "`session` must be used in the thread that opened it, got another. "
+                "Open it in this one."
             )
 
     @property
     def _opened(self) -> Opened:
         if self._open is None:
             raise ArgumentError(
-                "A session must be open to be used, got one that is not. Write `with "
+                "`session` must be open, got one that is not. Write `with "
                 "rep.session(...) as session:`."
             )
         return self._open
@@ -343,7 +360,7 @@ class Session:
             self._preemption = inner.enter_context(guarded(spec))
             inner.push(self._leave_if_asked)
             closers: list[Callable[[], None]] = []
-            inner.enter_context(closed_at_the_end(closers))
+            inner.enter_context(close_all(closers))
             self._open = open_run(
                 spec,
                 preemption=self._preemption,
@@ -358,15 +375,16 @@ class Session:
         opened = self._opened
         assert opened.batches is not None
         if opened.loop.in_turn:
-            if len(self._taken) >= MOST_OF_A_TURN:
+            if len(self._taken) >= MOST_BATCHES_OF_AN_UPDATE:
                 raise self._turn_without_after()
-            # A turn that has made a step cannot be left where it waits for this.
+            # Between a step and `after` no signal may end the run: the state is
+            # incomplete.
             with self._spec.phases.during("input"):
                 more = next(opened.batches, None)
             if more is None:
                 raise ArgumentError(
-                    f"`dataset` must last until the turn of step {opened.loop.step + 1}"
-                    " is done, got its end. Repeat it, or pass `steps`."
+                    f"`dataset` must last until step {opened.loop.step + 1} is done, "
+                    "got its end. Repeat it, or pass `steps`."
                 )
             return more
         batch = opened.loop.next(opened.batches)
@@ -379,14 +397,14 @@ class Session:
 
     def _turn_without_after(self) -> ArgumentError:
         return ArgumentError(
-            "`session.after()` must be called for each turn, got one without that "
-            f"moved the state on behind step {self.steps_done}. Call "
-            "`session.after(metrics)` where an update is made."
+            "`session.after()` must be called for each update, got a step after step "
+            f"{self.steps_done} without it. Call `session.after(metrics)` where an "
+            "update is made."
         )
 
     @in_no_mesh
     def _ends(self) -> bool:
-        """Make the end of the run; tell whether that is what it was."""
+        """End the run; return False if it goes back to an earlier step instead."""
         try:
             self._end_here()
         except GoingBack as signal:
@@ -412,9 +430,9 @@ class Session:
         )
 
     def _leave_if_asked(self, kind: object, *failure: object) -> None:
-        """End the program, if a signal came while the run ended well."""
+        """End the program if a signal arrived while the run ended well."""
         if kind is None and self._preemption is not None and self._result is not None:
-            self._preemption.leave_if_asked(self._result.step, tell=self._spec.tell)
+            self._preemption.leave_if_asked(self._result.step, log=self._spec.log)
 
     def _go_back(self, signal: GoingBack) -> None:
         """Open the run once more, from before the step that went bad."""
@@ -423,7 +441,7 @@ class Session:
         self._open_here()
 
     def _discard(self, signal: GoingBack) -> bool:
-        """Delete the checkpoints that hold what went bad; tell whether one is left."""
+        """Delete the checkpoints after the bad step; return whether one is left."""
         with open_store(self._spec) as store:
             store.discard_after(signal.before_step - 1)
             return bool(store.steps())

@@ -1,4 +1,4 @@
-"""Fetch arrays from their devices: small ones fast, and those that are spread whole."""
+"""Fetch arrays from devices: small ones fast, sharded ones whole."""
 
 from typing import Any
 
@@ -12,8 +12,11 @@ from replicator.base.types import PyTree
 def to_host(tree: PyTree) -> PyTree:
     """Return the tree as NumPy arrays, once they are computed.
 
-    `jax.device_get` takes 8 µs an array on a CPU, for a copy that is not needed there:
-    an array that all replicas hold is read where the first of them has it.
+    `jax.device_get` takes 8 µs per array on a CPU, for a copy that is not needed there:
+    a replicated array is read from its first device.
+
+    >>> to_host({"w": jax.numpy.ones(2)})
+    {'w': array([1., 1.], dtype=float32)}
 
     Args:
       tree: Arrays of JAX or NumPy.
@@ -25,9 +28,12 @@ def to_host(tree: PyTree) -> PyTree:
 
 
 def whole_on_host(tree: PyTree) -> PyTree:
-    """Return the tree on the host, also what is spread over processes.
+    """Return the tree on the host, with leaves that are sharded over processes.
 
-    All processes call it alike; each device holds each spread leaf whole for a moment.
+    All processes call it together; each device briefly holds each sharded leaf whole.
+
+    >>> whole_on_host({"w": jax.numpy.ones(2), "n": 3})
+    {'w': array([1., 1.], dtype=float32), 'n': 3}
 
     Args:
       tree: Arrays of JAX or NumPy.

@@ -110,9 +110,7 @@ def main(port, processes, rank, directory, limit_s, schedule):
         () if sleeps else faults.parse(schedule), journal=directory / "faults.jsonl"
     )
     with (
-        Watchdog(
-            phases, limits=limits, directory=directory, notices=notices, tell=tell
-        ),
+        Watchdog(phases, limits=limits, directory=directory, notices=notices, log=tell),
         preemption,
     ):
         result = run_loop(

@@ -87,7 +87,7 @@ def test_a_run_that_follows_another_number_has_its_best(tmp_path):
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({}, r"by a word without `/`, got \[\]"),
+        ({}, r"by a string without `/`, got \[\]"),
         ({"a/b": SETS["val"]}, r"got \['a/b'\]. Write"),
         ({1: SETS["val"]}, r"got \[1\]. Write"),
         ({"x": jnp.zeros(2)}, r"`eval_dataset\['x'\]` must yield batches"),

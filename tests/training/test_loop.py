@@ -381,7 +381,7 @@ def test_a_vector_with_one_number_that_is_not_finite_is_named(state, mesh):
 
 def test_what_is_not_finite_can_be_ignored(step, state, mesh):
     batches = batches_of(mesh, math.nan, 1)
-    result = run_loop(step, state, batches, plan=LoopPlan(steps=2), tell=None)
+    result = run_loop(step, state, batches, plan=LoopPlan(steps=2), report_bad=None)
     assert (result.step, result.metrics["loss"]) == (2, 1.0)
 
 

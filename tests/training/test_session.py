@@ -317,7 +317,7 @@ def test_a_dataset_that_ends_in_the_midst_of_a_turn_is_refused():
                 move(batch)
                 session.after(move(next(batches)))
 
-    with pytest.raises(ArgumentError, match="turn of step 2"):
+    with pytest.raises(ArgumentError, match="until step 2 is done"):
         train()
 
 

@@ -63,7 +63,7 @@ def test_a_loop_that_ends_in_the_midst_of_a_turn_is_refused_and_not_saved(tmp_pa
                     break
                 session.after(metrics)
 
-    with pytest.raises(ArgumentError, match=r"session\.after.*behind step 3"):
+    with pytest.raises(ArgumentError, match=r"session\.after.*after step 3"):
         train()
     assert saved_in(tmp_path) == (2, 2.0, 2)
 
@@ -75,7 +75,7 @@ def test_a_loop_that_never_calls_after_is_refused_at_its_end():
             for batch in session.batches():
                 step(batch)
 
-    with pytest.raises(ArgumentError, match="turn of step 1"):
+    with pytest.raises(ArgumentError, match="until step 1 is done"):
         train()
 
 
@@ -296,7 +296,7 @@ def test_a_session_in_another_thread_is_refused():
         thread = threading.Thread(target=train)
         thread.start()
         thread.join(30)
-    assert "stay in its thread" in found[0]
+    assert "in the thread that opened it" in found[0]
 
 
 def test_an_open_session_is_not_opened_again():
@@ -329,7 +329,7 @@ def test_a_session_may_be_opened_again_when_it_has_ended(tmp_path):
 
 
 def test_a_loop_that_has_forgotten_after_does_not_go_on_for_ever(monkeypatch):
-    monkeypatch.setattr("replicator.training.session.MOST_OF_A_TURN", 9)
+    monkeypatch.setattr("replicator.training.session.MOST_BATCHES_OF_AN_UPDATE", 9)
 
     def train():
         with opened(BATCHES) as session:
@@ -337,7 +337,7 @@ def test_a_loop_that_has_forgotten_after_does_not_go_on_for_ever(monkeypatch):
             for batch in session.batches():
                 step(batch)
 
-    with pytest.raises(ArgumentError, match=r"session\.after.*for each turn"):
+    with pytest.raises(ArgumentError, match=r"session\.after.*for each update"):
         train()
 
 

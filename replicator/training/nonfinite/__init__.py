@@ -1,8 +1,8 @@
-"""What a run does about numbers that go bad: NaN, infinity, and sudden spikes.
+"""Recovery from bad numbers: NaN, infinity, and sudden spikes.
 
-`policy` decides, as a pure machine; `skipping` leaves out a bad update inside the
-compiled step; `spikes` finds numbers that leap; `left_out` and `rollback` take a run
-back to its last good checkpoint and past the batches that led it astray.
+`policy` decides, as a pure state machine; `spikes` finds numbers that leap; `rollback`
+takes a run back to its last good checkpoint and past the bad batches. An update is
+skipped inside the compiled step (`engine/step/skipping.py`).
 """
 
 from replicator.training.nonfinite.spikes import Spikes

@@ -1,11 +1,11 @@
-"""Drive the policy: note, stop, or take the run back past what led it astray.
+"""Apply the policy for bad numbers: log, stop, or take the run back past them.
 
-To go back is to end the run and resume it, in one process: the checkpoints from the bad
-step on are deleted, for a crash would resume them, and everything is opened again from
-the one before. The steps in between are done again with the same keys and batches, so
-the run comes out the same wherever its last checkpoint was; only the bad call's batches
-are left out. That is remembered in the checkpoints after it. A crash before the first
-of those forgets it, meets the bad number again, and goes back again.
+Going back ends the run and resumes it in the same process: checkpoints from the bad
+step on are deleted, as a crash would resume from them, and everything is opened again
+from the one before. The steps in between are made again with the same keys and batches,
+so the result does not depend on where the last checkpoint was; only the bad call's
+batches are left out. The checkpoints after it hold which. A crash before the first of
+those meets the bad number again, and goes back again.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from replicator.training.nonfinite.policy import (
     BadNumber,
     History,
     OnNonfinite,
-    Outcome,
-    Policy,
-    come_back,
+    RecoveryAction,
+    RecoveryPolicy,
     decide,
     history_from_json,
+    resume_at,
 )
 from replicator.training.nonfinite.spikes import Spikes
 
@@ -37,10 +37,10 @@ _log = logging.getLogger(__name__)
 
 
 class GoingBack(Exception):
-    """Ends a run that is to go on from an earlier checkpoint; no error.
+    """Ends a run that resumes from an earlier checkpoint; not an error.
 
     Attributes:
-      before_step: The bad step: its checkpoints, and those after it, are worthless.
+      before_step: The bad step: checkpoints from it on are not used.
     """
 
     def __init__(self, before_step: int) -> None:
@@ -48,14 +48,14 @@ class GoingBack(Exception):
         self.before_step = before_step
 
     def too_late(self, *, is_saved: bool) -> NonFiniteError:
-        """Return what is raised where no loop is left that could go back.
+        """Return the error to raise if the loop has ended and cannot go back.
 
         Args:
-          is_saved: Whether a checkpoint from before it is there.
+          is_saved: Whether there is a checkpoint from before the bad step.
         """
         remedy = "Start it again: it goes on from the checkpoint before that."
         if not is_saved:
-            remedy = "Look at its batch: no checkpoint from before it is there."
+            remedy = "Look at its batch: there is no checkpoint from before it."
         return NonFiniteError(
             "`metrics` must be finite until the loop ends, got a bad number at step "
             f"{self.before_step}. {remedy}",
@@ -65,22 +65,22 @@ class GoingBack(Exception):
 
 
 class Recovery(Hook):
-    """What a run does about bad numbers, over all the times that it goes back.
+    """Recovery from bad numbers, kept over all rollbacks of a run.
 
     As a hook it watches a metric for spikes, and keeps its history in checkpoints.
 
     Args:
-      policy: What the user wants.
-      spikes: What to watch for; None for no spikes.
-      journal: Where it is noted; None for the log alone.
+      policy: Actions that the user chose.
+      spikes: Metric to watch for spikes; None for none.
+      journal: Journal of the run; None for the log alone.
 
     Attributes:
-      went_back: Whether this run goes on after it went back, maybe to its beginning.
+      went_back: Whether this run was resumed by a rollback, perhaps at its beginning.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        policy: RecoveryPolicy,
         *,
         spikes: Spikes | None = None,
         journal: EventLog | None = None,
@@ -96,7 +96,7 @@ class Recovery(Hook):
 
     @property
     def ignores(self) -> bool:
-        """Whether nobody need look at metrics for NaN and infinity."""
+        """True if NaN and infinity among metrics are ignored."""
         return self.policy.on_nonfinite == "ignore"
 
     def on_metrics(self, event: MetricsEvent) -> None:
@@ -104,8 +104,8 @@ class Recovery(Hook):
 
         Raises:
           ArgumentError: The step reports no such metric.
-          SpikeError: As `tell`.
-          GoingBack: As `tell`.
+          SpikeError: As `handle`.
+          GoingBack: As `handle`.
         """
         if self._spikes is None:
             return
@@ -113,14 +113,16 @@ class Recovery(Hook):
         self._seen, spike = self._spikes.decide(self._seen, value)
         if spike is not None:
             leaf = self._spikes.metric
-            self.tell(BadNumber(kind="spike", step=event.step, leaf=leaf, found=spike))
+            self.handle(
+                BadNumber(kind="spike", step=event.step, leaf=leaf, found=spike)
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history, and the numbers that say what is usual."""
+        """Return the history, and the window of the watched metric."""
         return {"history": dataclasses.asdict(self.history), "seen": list(self._seen)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up the history of a checkpoint, unless this run knows more."""
+        """Restore the history of a checkpoint, unless this run's is longer."""
         found = history_from_json(state["history"])
         if len(found.left_out) >= len(self.history.left_out):
             self.history = found
@@ -133,50 +135,50 @@ class Recovery(Hook):
 
     @property
     def can_repeat(self) -> bool:
-        """Whether to read the input again is to make the same steps again."""
+        """True if reading the input again makes the same steps again."""
         return self._batches is None or self._batches.in_order
 
-    def tell(self, event: BadNumber) -> None:
+    def handle(self, event: BadNumber) -> None:
         """Act on a bad number; returns if the run goes on.
 
         Args:
-          event: What was found.
+          event: The bad number.
 
         Raises:
-          NonFiniteError: The run ends, for a number that is not finite.
-          SpikeError: The run ends, for a spike.
-          GoingBack: The run is to be opened again, from an earlier checkpoint.
+          NonFiniteError: The run ends because of a number that is not finite.
+          SpikeError: The run ends because of a spike.
+          GoingBack: The run resumes from an earlier checkpoint.
         """
         if event.call is None and self._batches is not None:
             event = dataclasses.replace(event, call=self._batches.call_of(event.step))
-        self.history, outcome = decide(self.policy, self.history, event)
-        self._act(event, outcome)
+        self.history, action = decide(self.policy, self.history, event)
+        self._act(event, action)
 
-    def come_back(self, start_step: int) -> None:
-        """Count a rollback, if there was one: the run goes on from `start_step`.
+    def resume_at(self, start_step: int) -> None:
+        """Count a rollback, if there was one: the run resumes at `start_step`.
 
         Raises:
-          NonFiniteError: As `tell`: too many, and no new checkpoint in between.
+          NonFiniteError: Too many rollbacks without a new checkpoint in between.
           SpikeError: Likewise.
         """
         event, self._gone_back_for = self._gone_back_for, None
         if event is not None:
-            self.history, outcome = come_back(
+            self.history, action = resume_at(
                 self.policy, self.history, event, start_step=start_step
             )
-            self._act(event, outcome)
+            self._act(event, action)
 
-    def _act(self, event: BadNumber, outcome: Outcome) -> None:
-        if outcome.note is not None:
-            self._note(outcome.note, event)
-        if outcome.goes_back:
+    def _act(self, event: BadNumber, action: RecoveryAction) -> None:
+        if action.note is not None:
+            self._note(action.note, event)
+        if action.goes_back:
             self._note("rolled_back", event)
             self._seen, self.went_back = (), True
             self._gone_back_for = event
             raise GoingBack(event.step)
-        if outcome.stop is not None:
+        if action.stop is not None:
             kind = SpikeError if event.kind == "spike" else NonFiniteError
-            raise kind(outcome.stop, step=event.step, leaf=event.leaf)
+            raise kind(action.stop, step=event.step, leaf=event.leaf)
 
     def _note(self, kind: str, event: BadNumber) -> None:
         step, leaf, found = event.step, event.leaf, event.found
@@ -194,20 +196,23 @@ def make_recovery(
     spikes: Spikes | None = None,
     journal: EventLog | None = None,
 ) -> Recovery:
-    """Return what a run does about bad numbers, from what its user said.
+    """Return the recovery from bad numbers that the user chose.
+
+    >>> make_recovery({"w": 0.0}).policy.on_nonfinite
+    'raise'
 
     Args:
-      state: The run's, or its shapes: by default a bad number is raised, unless an
-        optimizer in there skips such updates itself.
-      on_nonfinite: What NaN and infinity lead to.
-      spikes: What to watch for.
-      journal: Where it is noted; None for the log alone.
+      state: State of the run, or its shapes: by default a bad number raises, unless an
+        optimizer in it skips such updates itself.
+      on_nonfinite: Action on NaN and infinity.
+      spikes: Metric to watch for spikes; None for none.
+      journal: Journal of the run; None for the log alone.
 
     Raises:
-      ArgumentError: A word is unknown.
+      ArgumentError: A choice is unknown.
     """
     skips = any(each.skipped is not None for each in optimizer_states(state))
-    policy = Policy(
+    policy = RecoveryPolicy(
         on_nonfinite=on_nonfinite or ("ignore" if skips else "raise"),
         on_spike=spikes.action if spikes is not None else "log",
     )

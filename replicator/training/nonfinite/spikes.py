@@ -1,8 +1,8 @@
-"""Find a number that leaps, by median and MAD: outliers do not move those.
+"""Find a number that leaps, by median and MAD, which outliers hardly move.
 
 MAD is the median distance from the median; 1.4826 times it estimates the standard
 deviation of normal numbers (Rousseeuw & Croux, 1993). Spikes join the window, too: a
-level that stays becomes the usual one after half a window.
+new level becomes the usual one after half a window.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from replicator.errors import (
 from replicator.training.nonfinite.policy import OnSpike
 from replicator.writers.writer import named_numbers
 
-_LEAST = 10  # values that say what is usual
+_LEAST = 10  # values before the first spike can be found
 _PER_MAD = 1.4826
 _LEAST_SPREAD = 1e-3  # of the median: numbers may all be equal, and their MAD 0
 
@@ -31,15 +31,15 @@ class Spikes:
     """Watch a metric for spikes: values far above what is usual.
 
     Attributes:
-      metric: Which one, by its name in the records: `loss`, `gradient_norm`.
-      factor: How many standard deviations above the median is a spike.
-      window: Over so many steps before.
-      action: `"log"` notes the spike in the run's journal, `"raise"` ends the run with
-        `SpikeError`, `"rollback"` goes back to the last checkpoint before it and leaves
-        its batch out.
+      metric: Name of the metric in the records: `loss`, `gradient_norm`.
+      factor: Least number of standard deviations above the median of a spike.
+      window: Number of steps before that the median is taken over.
+      action: `"log"` writes the spike into the run's journal, `"raise"` ends the run
+        with `SpikeError`, `"rollback"` goes back to the last checkpoint before it and
+        leaves its batch out.
 
     Raises:
-      ArgumentError: A number is out of range, or a word is unknown.
+      ArgumentError: A number is out of range, or `action` is unknown.
     """
 
     metric: str = "loss"
@@ -64,14 +64,18 @@ class Spikes:
     def decide(
         self, seen: tuple[float, ...], value: float
     ) -> tuple[tuple[float, ...], str | None]:
-        """Say whether `value` is a spike.
+        """Decide whether `value` is a spike.
+
+        >>> Spikes().decide((2.0,) * 10, 9.0)[1]
+        '9 where 2 ± 0.002 is usual'
 
         Args:
           seen: The values before it, at most `window`.
-          value: The next one. What is not finite is no spike: it is told by itself.
+          value: The next value. NaN and infinity are not spikes: they are reported as
+            such.
 
         Returns:
-          The values to go on with, and the spike in words, or None.
+          The values for the next call, and a description of the spike, or None.
         """
         if not math.isfinite(value):
             return seen, None
@@ -88,8 +92,11 @@ class Spikes:
     def value_in(self, metrics: PyTree) -> float:
         """Return the watched number among a step's metrics.
 
+        >>> Spikes().value_in({"loss": 2.0})
+        2.0
+
         Raises:
-          ArgumentError: It is not there.
+          ArgumentError: It is missing.
         """
         numbers = named_numbers(metrics)
         if self.metric not in numbers:

@@ -119,7 +119,7 @@ def examined(spec: RunSpec, step: RecordsFailure) -> Iterator[None]:
         meets = not spec.together or is_met_by_all(failure)
         directory = spec.recording.directory
         if meets and directory is not None and bad_step is not None:
-            with guarded(spec, hears=False), spec.phases.during("end"):
+            with guarded(spec, stoppable=False), spec.phases.during("end"):
                 found = examine(spec, directory, failure, bad_step)
             if found is not None:
                 failure.add_note(f"To look at the step: replicator replay {found}")

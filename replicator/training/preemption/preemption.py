@@ -1,7 +1,7 @@
-"""Stop a run because somebody asks: at one step in all processes, saved, with a code.
+"""Stop a run on a signal: saved, at one step in all processes, with an exit code.
 
 SIGTERM (a preemption, a cluster that needs the machine), SIGHUP and the first Ctrl-C
-only leave a note; the loop stops after a step, saves, and then `Preempted` is raised,
+only set a flag; the loop stops after a step, saves, and then `Preempted` is raised,
 which ends the program with a documented code. It is a `SystemExit`, so every `finally`
 of the user's runs, and `except Exception` does not swallow it.
 """
@@ -22,8 +22,8 @@ from replicator.base.host.standard_streams import say_raw
 from replicator.errors import ArgumentError
 from replicator.hooks.protocol import Hook, StateEvent
 from replicator.monitoring.phases import Phase
-from replicator.training.node import STOPPED, Node
-from replicator.training.preemption.stop_agreement import Stop, StopAgreement
+from replicator.training.node import STOPPED, ProgramNode
+from replicator.training.preemption.stop_agreement import StopAgreement, StopPoint
 from replicator.training.run_spec import RunSpec
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What signals have asked for so far.
+class ReceivedSignals:
+    """Signals received so far.
 
     Attributes:
-      signal: The name of the first; None if there was none.
-      interrupts: How often Ctrl-C was pressed.
-      interrupted_at_s: When last.
+      signal: Name of the first; None if there was none.
+      interrupts: Number of times that Ctrl-C was pressed.
+      interrupted_at_s: Time of the last one.
     """
 
     signal: str | None = None
@@ -49,18 +49,21 @@ class Asked:
 
 
 def decide(
-    asked: Asked, name: str, now_s: float
-) -> tuple[Asked, Literal["stop", "ignore", "interrupt"]]:
-    """Take in one signal.
+    asked: ReceivedSignals, name: str, now_s: float
+) -> tuple[ReceivedSignals, Literal["stop", "ignore", "interrupt"]]:
+    """Decide what a signal leads to.
+
+    >>> decide(ReceivedSignals(), "SIGTERM", 5.0)[1]
+    'stop'
 
     Args:
-      asked: What came before.
-      name: The signal's.
-      now_s: When it came.
+      asked: Signals received before.
+      name: Name of the signal.
+      now_s: Time of the signal.
 
     Returns:
-      What has been asked for now, and what to do: `stop` at the next occasion,
-      `ignore` it, or `interrupt` whatever runs.
+      The signals received now, and the action: `stop` after a step, `ignore` it, or
+      `interrupt` the running code.
     """
     first = asked.signal is None
     if name == "SIGINT":
@@ -78,28 +81,27 @@ def decide(
 
 
 class Preemption(Hook):
-    """Hears signals from `start`, or entering, until `close`: a hook of the loop.
+    """Handles signals from `start`, or entering, until `close`: a hook of the loop.
 
-    It stops the loop, which then ends as if its steps were done. `LeaveSaved` in its
-    place leaves the loop.
+    It stops the loop, which then ends as if all steps were made. `LeaveSaved`, in its
+    place, saves the run and leaves the loop.
 
-    Signals are heard in the main thread only, and only those that the program has no
-    handler of its own for, and does not ignore (`nohup`). Afterwards they are what they
-    were; one that C++ code had taken, as `jax.distributed` takes SIGTERM, is the
-    system's again.
+    Signals are handled in the main thread only, and only those that the program neither
+    handles itself nor ignores (`nohup`). `close` restores the handlers; a signal taken
+    by C++ code, as `jax.distributed` takes SIGTERM, gets the system's default.
 
-    In a node of a program no signal is heard: its launcher hears them, and sets the
-    node's stop event, which is looked at after each step.
+    In a node of a program no signal is handled: the launcher handles them, and sets the
+    node's stop event, which is checked after each step.
 
     Args:
-      agreement: Where all processes stop.
-      clock: Where times come from.
-      node: The one that the run is in; None for none.
+      agreement: Agreement on the step where all processes stop.
+      clock: Clock of the times of signals.
+      node: Node that the run is in; None for none.
 
     Attributes:
-      stop: Why and where the run stops, when it does.
+      stop: Last step and cause, once the run stops.
       on_asked: Called in the handler of the first signal, in the main thread, with the
-        signal's name, if nobody has to agree.
+        signal's name, if there are no other processes.
     """
 
     def __init__(
@@ -107,26 +109,26 @@ class Preemption(Hook):
         agreement: StopAgreement,
         *,
         clock: Clock | None = None,
-        node: Node | None = None,
+        node: ProgramNode | None = None,
     ) -> None:
-        self.stop: Stop | None = None
+        self.stop: StopPoint | None = None
         self.on_asked: Callable[[str], None] | None = None
         self._agreement = agreement
         self._clock = clock or SystemClock()
         self._node = node
-        self._asked = Asked()
+        self._asked = ReceivedSignals()
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
     @property
     def should_stop(self) -> bool:
-        """Whether this is the step where all processes stop."""
+        """True at the step where all processes stop."""
         return self.stop is not None
 
     def start(self) -> Self:
-        """Begin to hear signals."""
+        """Install the signal handlers."""
         self._agreement.start()
-        # Python lets no other thread install handlers.
+        # Only the main thread may install handlers.
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and self._node is None:
             for name in SIGNALS:
@@ -140,7 +142,7 @@ class Preemption(Hook):
         self.stop = self._agreement.reached(event.step)
 
     def leaves_evaluation(self) -> bool:
-        """Pass a block of an evaluation; tell whether all processes leave it there."""
+        """Pass a block of an evaluation; return whether all processes leave it."""
         if self.node_stops:
             self._agreement.want(STOPPED)
         self.stop = self._agreement.reached_block()
@@ -148,30 +150,30 @@ class Preemption(Hook):
 
     @property
     def node_stops(self) -> bool:
-        """Whether the run is in a node that is to stop."""
+        """True if the run is in a node whose stop event is set."""
         return self._node is not None and self._node.stop_event.is_set()
 
     def ends_input(self) -> bool:
-        """Tell whether to wait for input no more: the node stops, and is alone."""
+        """Return whether to stop waiting for input: the node stops, and is alone."""
         return self.node_stops and self._agreement.alone
 
-    def leave_if_asked(self, step: int, *, tell: Callable[..., None]) -> None:
-        """End the program if a signal came too late to stop its run, which is saved.
+    def leave_if_asked(self, step: int, *, log: Callable[..., None]) -> None:
+        """End the program if a signal arrived too late to stop its run, which is saved.
 
         Raises:
-          Preempted: One came.
+          Preempted: A signal arrived.
         """
         if self._asked.signal is None:
             return
-        tell("preempted", step=step, signal=self._asked.signal)
-        Stop(signal=self._asked.signal, step=step).raise_saved()
+        log("preempted", step=step, signal=self._asked.signal)
+        StopPoint(signal=self._asked.signal, step=step).raise_saved()
 
     def close(self) -> None:
-        """Give the signals back; closing twice is fine."""
+        """Restore the signal handlers; closing twice is fine."""
         self._agreement.close()
         while self._before:
             number, before = self._before.popitem()
-            if signal.getsignal(number) == self._hear:
+            if signal.getsignal(number) == self._handle:
                 signal.signal(number, before)
 
     def __enter__(self) -> Self:
@@ -182,19 +184,19 @@ class Preemption(Hook):
 
     def _take(self, number: int) -> None:
         before = signal.getsignal(number)
-        if before is None:  # taken by C++: Python cannot give it back
+        if before is None:  # taken by C++: Python cannot restore it
             before = signal.SIG_DFL
         if before in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
             self._before[number] = before
         elif before != signal.SIG_IGN:
             _log.info("%s has a handler, which is left alone.", signal.Signals(number))
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         """Run between any two bytecodes of the main thread: take no lock, print raw."""
         if os.getpid() != self._pid:
-            # A forked child, such as an input worker, has this handler, too, and is
-            # ended by its parent: it must hear what it would have heard.
+            # A forked child, such as an input worker, inherits this handler, and is
+            # ended by its parent's signals: they must have their usual effect on it.
             signal.signal(number, self._before.get(number, signal.SIG_DFL))
             os.kill(os.getpid(), number)
             return
@@ -213,23 +215,22 @@ class Preemption(Hook):
 class LeaveSaved(Hook):
     """Save the run at the step where all processes stop, and leave: the last hook.
 
-    A run in a node of a program ends by this, and returns: its caller may have more to
-    do. Any other run's program ends.
+    A run in a node of a program returns to its caller, who may have more to do. In any
+    other run the program ends.
 
-    It leaves in the middle of the loop, not at its end: what is done once at the end of
-    a run (an evaluation, the last row of metrics) is left to the run that goes on. A
-    process that is alone and waits for its input has a state that it can save, and
-    leaves at once.
+    It leaves in the middle of the loop, not at its end: work of the end of a run (an
+    evaluation, the last row of metrics) is left to the resumed run. A process that is
+    alone and waits for its input can save its state, and leaves at once.
 
     Args:
-      spec: The run; where no step is to follow it simply ends.
-      preemption: Hears the signals; no hook of the same loop.
-      saving: What saves the whole run.
-      first_step: Updates that the state has behind it.
+      spec: The run; after its last step it simply ends.
+      preemption: Handler of signals; not itself a hook of the same loop.
+      saving: Hook that saves the whole run.
+      first_step: Updates made before this opening.
 
     Attributes:
-      saving: As it was given.
-      has_left: Whether the run is saved, and to go no further.
+      saving: The argument.
+      has_left: Whether the run is saved and makes no more steps.
     """
 
     phase: Phase = "save"
@@ -252,60 +253,60 @@ class LeaveSaved(Hook):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run is to make no more steps."""
+        """True once the run makes no more steps."""
         return self.has_left
 
     def on_state(self, event: StateEvent) -> None:
-        """Leave, if this is the step.
+        """Leave, if this is the agreed step.
 
         Raises:
-          Preempted: All is saved, and the program is to end.
-          KeyboardInterrupt: Likewise, and a person waits at a prompt.
+          Preempted: The run is saved, and the program ends.
+          KeyboardInterrupt: Likewise, at an interactive prompt.
         """
         self._newest = event
         self._preemption.on_state(event)
-        # Where no step is to follow the run ends, saved, by itself.
+        # After its last step the run ends, saved, anyway.
         if self._preemption.should_stop and event.goes_on():
-            self.leave_asked()
+            self.leave_saved()
 
     def close(self) -> None:
-        """Leave no more."""
+        """Stop reacting to signals."""
         self._preemption.on_asked = None
         self._newest = None
 
     def leave_if_waiting(self, signal_name: str) -> None:
         """Leave now, if the run waits for its input; as `on_state`."""
-        # The state is not donated before the batch is there. What was read of the input
-        # and not used is read again: the position is that of the last step.
-        # This is in the signal handler: it saves here, and raises out of the wait.
-        # A loop's own step may have taken the state over: then after that step.
+        # Runs in the signal handler, in the main thread: it saves here, and raises out
+        # of the wait. The state is donated only once the batch is there. Input that was
+        # read and not used is read again: the position is that of the last step. A
+        # loop's own step may have donated the state: then it leaves after that step.
         if self._spec.phases.current.phase == "input" and self._is_state_there():
             self._leave(signal_name)
 
     def _is_state_there(self) -> bool:
         try:
             leaves = jax.tree.leaves(self._newest and self._newest.state)
-        except ArgumentError:  # a turn has begun a step: then after that turn
+        except ArgumentError:  # between a step and `after`: leave after that
             return False
         return not any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
-    def leave_asked(self) -> None:
-        """Save what has come since the run was opened, and leave, as was asked for.
+    def leave_saved(self) -> None:
+        """Save the newest state, if any, and leave, as was asked for.
 
         Raises:
-          Preempted: The program is to end.
-          KeyboardInterrupt: Likewise, and a person waits at a prompt.
+          Preempted: The program ends.
+          KeyboardInterrupt: Likewise, at an interactive prompt.
         """
         assert self._preemption.stop is not None
         self._leave(self._preemption.stop.signal)
 
     def _leave(self, signal_name: str) -> None:
-        step = self._first_step  # of what is saved already
+        step = self._first_step  # of the checkpoint that is there
         if self._newest is not None:
             step = self._newest.step
             self._spec.phases.enter(self.phase)
             self.saving.on_end(self._newest)  # returns when that is durable
-        self._spec.tell("preempted", step=step, signal=signal_name)
+        self._spec.log("preempted", step=step, signal=signal_name)
         self.has_left = True
         if signal_name != STOPPED:
-            Stop(signal=signal_name, step=step).raise_saved()
+            StopPoint(signal=signal_name, step=step).raise_saved()

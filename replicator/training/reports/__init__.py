@@ -1,1 +1,1 @@
-"""What a run tells of itself: records, notes on compilation, profiles, throughput."""
+"""Reports of a run: records, compilations, profiles, throughput."""

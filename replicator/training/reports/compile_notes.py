@@ -1,4 +1,4 @@
-"""Tell what was compiled, and what a step of it costs: who watches, and the journal."""
+"""Report each compilation, and the cost of a step, to the display and the journal."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,8 +8,8 @@ from replicator.monitoring.display import Display
 from replicator.monitoring.events import EventLog
 
 
-class TellCompilations(Hook):
-    """Tell each compilation of a step once, with the metrics of the step after it.
+class ReportCompilations(Hook):
+    """Report each compilation of a step once, with the metrics of the step after it.
 
     A display gets a line, `compiled in 3.2 s · 1.4 GFLOP/step · …`. The journal gets
     one event, `compiled` for the first and `recompiled` for all others.
@@ -18,9 +18,9 @@ class TellCompilations(Hook):
 
     Args:
       compilations: Returns the step's compilations so far.
-      display: Closed by whoever else uses it.
-      events: The journal.
-      told: How many of them were told by another.
+      display: Display of the run; not closed here.
+      events: Journal of the run.
+      reported: Number of compilations that were reported before.
     """
 
     def __init__(
@@ -29,21 +29,21 @@ class TellCompilations(Hook):
         *,
         display: Display | None = None,
         events: EventLog | None = None,
-        told: int = 0,
+        reported: int = 0,
     ):
         self._compilations = compilations
         self._display = display
         self._events = events
-        self._told = told
+        self._reported = reported
 
     def on_metrics(self, event: MetricsEvent) -> None:
-        """Tell what is new."""
-        for compilation in self._compilations()[self._told :]:
-            self._tell(compilation, event.step)
+        """Report new compilations."""
+        for compilation in self._compilations()[self._reported :]:
+            self._report(compilation, event.step)
 
-    def _tell(self, compilation: Compilation, step: int) -> None:
-        kind = "recompiled" if self._told else "compiled"
-        self._told += 1
+    def _report(self, compilation: Compilation, step: int) -> None:
+        kind = "recompiled" if self._reported else "compiled"
+        self._reported += 1
         if self._display is not None:
             self._display.note(str(compilation))
         if self._events is not None:

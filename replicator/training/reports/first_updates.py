@@ -1,4 +1,4 @@
-"""Tell what came of the check of a run's first updates, and remember it."""
+"""Report the check of a run's first updates, and record which programs passed."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from replicator.monitoring.events import EventLog
 from replicator.monitoring.run_record import first_updates, note_first_update
 
 SWITCH = "REPLICATOR_CHECK_FIRST_UPDATES"
-"""The environment variable that says `0` where no run is to check them by itself."""
+"""Environment variable; `0` turns the check off by default."""
 
 
 def first_update_check(
@@ -24,12 +24,15 @@ def first_update_check(
     directory: str | os.PathLike[str] | None,
     events: EventLog | None,
 ) -> FirstUpdateCheck | None:
-    """Return how a run checks its first updates; None if it does not.
+    """Return the check of a run's first updates; None for no check.
+
+    >>> first_update_check(False, directory=None, events=None) is None
+    True
 
     Args:
-      wanted: What its user says; None leaves it to the environment.
-      directory: Holds the run's record, which knows the programs that were checked.
-      events: The journal.
+      wanted: Choice of the user; None leaves it to the environment.
+      directory: Directory of the run's record, which lists the programs checked before.
+      events: Journal of the run.
 
     Raises:
       ArgumentError: `wanted` is neither True, False nor None.
@@ -44,11 +47,11 @@ def first_update_check(
         known = first_updates(directory) if directory is not None else {}
         return known.get(key, {}).get("update") == UPDATES
 
-    def tell(told: CheckedUpdate) -> None:
+    def report(checked: CheckedUpdate) -> None:
         if directory is None or events is None or jax.process_index() > 0:
             return
-        events.write("first_update", **dataclasses.asdict(told))
-        if told.result != "differs":
-            note_first_update(directory, dataclasses.asdict(told))
+        events.write("first_update", **dataclasses.asdict(checked))
+        if checked.result != "differs":
+            note_first_update(directory, dataclasses.asdict(checked))
 
-    return FirstUpdateCheck(is_known=is_known, report=tell)
+    return FirstUpdateCheck(is_known=is_known, report=report)

@@ -1,4 +1,4 @@
-"""The journal of a run, and what becomes of files of a run that cannot be written."""
+"""The journal of a run, and the handling of record files that cannot be written."""
 
 import logging
 import os
@@ -14,7 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
-    """Open this process's journal of a run; None where the run has no directory.
+    """Open this process's journal of a run; None if the run has no directory.
+
+    >>> open_journal(None) is None
+    True
 
     Raises:
       ArgumentError: The directory cannot be made.
@@ -27,7 +30,7 @@ def open_journal(directory: str | os.PathLike[str] | None) -> EventLog | None:
 
 @contextmanager
 def written(directory: str | os.PathLike[str], *, is_fresh: bool) -> Iterator[None]:
-    """Refuse to begin a run without its records; one that goes on does without."""
+    """Refuse to begin a run without its records; a resumed run only logs a warning."""
     try:
         yield
     except OSError as failure:

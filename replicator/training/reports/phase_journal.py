@@ -1,7 +1,7 @@
-"""Note in the journal, every few seconds, how long a run was in which phase.
+"""Write the time of each phase into the journal, every few seconds.
 
-From these notes `goodput` adds up the time of a run with all its processes, those that
-were killed included.
+From these events `goodput` adds up the time of a run over all its processes, killed
+ones included.
 """
 
 import os
@@ -23,14 +23,14 @@ class JournalPhases(Hook):
     Its fields: `step`, `seconds` by phase since the run was opened in this process, and
     `launch_s`, the seconds from the process's start until then, if known.
 
-    Make it when it is known from where the run goes on, and put it after all hooks
-    whose work counts, so that its last note is the last of all.
+    Make it once the step to resume from is known, and put it after all hooks whose time
+    counts, so that its last event is the last of all.
 
     Args:
-      events: The journal.
-      phases: What the run does.
-      start_step: Updates that the state has behind it.
-      interval_s: Seconds between notes.
+      events: Journal of the run.
+      phases: Phases of the run.
+      start_step: Updates made before.
+      interval_s: Seconds between events.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class JournalPhases(Hook):
         self._note()
 
     def on_state(self, event: StateEvent) -> None:
-        """Write a note if it is time."""
+        """Write an event if it is time."""
         self._step = event.step
         if self._trigger.pulled(event):
             self._note()
 
     def close(self) -> None:
-        """Write the last note."""
+        """Write the last event."""
         self._note()
 
     def _note(self) -> None:
@@ -73,7 +73,7 @@ class JournalPhases(Hook):
 
 
 def process_age_s() -> float | None:
-    """Return the seconds since this process was started; None where nobody knows."""
+    """Return the seconds since this process started; None if unknown (no Linux)."""
     try:
         # The name in parentheses may hold anything; after it the 20th is the start.
         fields = _STAT.read_text().rpartition(")")[2].split()

@@ -1,11 +1,11 @@
-"""Profile some steps of a run with JAX's profiler: asked for before, or while it runs.
+"""Profile some steps with JAX's profiler: chosen before the run, or while it runs.
 
-`decide` says when a trace begins and ends; the hook does it. A trace holds whole steps:
-it begins and ends when the devices are idle. The first call of a run, which compiles,
-is in no trace.
+`decide` chooses when a trace begins and ends; the hook does it. A trace holds whole
+steps: it begins and ends when the devices are idle. The first call of a run, which
+compiles, is in no trace.
 
-Look at what comes out with XProf or TensorBoard's profile plugin, or put the
-`.trace.json.gz` in it into Perfetto.
+View traces with XProf or TensorBoard's profile plugin, or open the `.trace.json.gz` in
+Perfetto.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileState:
-    """What is to be traced, and what is.
+    """Steps still to trace, and the open trace.
 
     Attributes:
-      wanted: Steps asked for before the run; None if there are none, or none anymore.
-      until: The last step of the trace that is open; None if none is.
+      wanted: Steps chosen before the run; None if there are none left.
+      until: Last step of the open trace; None if none is open.
     """
 
     wanted: range | None = None
@@ -48,19 +48,19 @@ Action: TypeAlias = Literal["start", "stop"]
 def decide(
     state: ProfileState, event: StepEvent, *, requested: int
 ) -> tuple[ProfileState, Action | None]:
-    """Say whether a trace begins or ends now.
+    """Decide whether a trace begins or ends now.
 
-    What is asked for while a trace is open makes it longer. Asked for too late is not
-    done at all.
+    Steps requested while a trace is open make it longer. Steps requested too late are
+    not traced.
 
     Args:
-      state: What is wanted and open.
-      event: A call of the step was dispatched, and the next one, of as many updates,
+      state: Steps still to trace, and the open trace.
+      event: A call of the step that was dispatched; the next one, of as many updates,
         was not.
-      requested: Steps asked for since the call before; 0 if none.
+      requested: Number of steps requested since the call before.
 
     Returns:
-      The next state, and what to do.
+      The next state, and the action.
     """
     wanted, until = state.wanted, state.until or 0
     if requested:
@@ -77,12 +77,16 @@ def decide(
 def check_steps(name: str, steps: range) -> None:
     """Refuse steps that cannot be traced.
 
+    >>> check_steps("profile", range(0, 5))
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `profile` must be a range of steps from 1 on, ...
+
     Args:
-      name: Of the argument.
-      steps: What was given.
+      name: Name of the argument.
+      steps: Value of the argument.
 
     Raises:
-      ArgumentError: It is no range, is empty, begins below 1 or leaves steps out.
+      ArgumentError: It is not a range, is empty, begins below 1 or leaves steps out.
     """
     is_range = isinstance(steps, range)
     if not (is_range and steps and steps.start >= 1 and steps.step == 1):
@@ -95,14 +99,14 @@ def check_steps(name: str, steps: range) -> None:
 class Profile(Hook):
     """Trace steps into a directory: those of `steps`, and more when asked.
 
-    Ask by `request()` from any thread, or by the signal SIGUSR2 (`kill -USR2 <pid>`),
-    which traces the next ten steps. The signal is only listened to if nobody else does,
-    and if this is made in the main thread.
+    Request a trace by `request()` from any thread, or by the signal SIGUSR2 (`kill
+    -USR2 <pid>`), which traces the next ten steps. The signal is only handled if it has
+    no other handler, and if this is made in the main thread.
 
     Args:
-      directory: Each trace is put into `from_step_<n>/` in it. Made if absent.
-      steps: For example `range(100, 110)`: the steps 100 to 109.
-      events: The journal; gets one `profiled` event for each trace.
+      directory: Directory of traces, each in `from_step_<n>/`. Made if absent.
+      steps: Steps to trace, for example `range(100, 110)`: the steps 100 to 109.
+      events: Journal of the run; gets one `profiled` event for each trace.
 
     Raises:
       ArgumentError: `steps` is empty, begins below 1 or leaves steps out.
@@ -120,7 +124,9 @@ class Profile(Hook):
         self._directory = checked_path("directory", directory)
         self._events = events
         self._state = ProfileState(wanted=steps)
-        # Written by any thread, or by the handler of the signal; taken by the loop's.
+        # Written by any thread or by the signal handler, read and cleared by the loop's
+        # thread. No lock, which a handler could not take: a request between the read
+        # and the clear is lost.
         self._requested = 0
         self._trace: _Trace | None = None
         self._listens = _listen(self.request)
@@ -129,7 +135,7 @@ class Profile(Hook):
         """Trace the next steps; returns at once.
 
         Args:
-          steps: How many, from the next dispatch on.
+          steps: Number of steps, from the next dispatch on.
 
         Raises:
           ArgumentError: `steps` is below 1.
@@ -153,12 +159,12 @@ class Profile(Hook):
             self._trace.begin_step(event.step + 1)
 
     def on_end(self, event: StateEvent) -> None:
-        """End a trace that is open, with the last step in it."""
+        """End an open trace, with the last step in it."""
         jax.block_until_ready(event.state)
         self._stop(event.step)
 
     def close(self) -> None:
-        """End a trace that is open, and let go of the signal."""
+        """End an open trace, and restore the signal."""
         if self._listens:
             self._listens = False
             signal.signal(SIGNAL, signal.SIG_DFL)
@@ -179,7 +185,7 @@ class Profile(Hook):
 
 
 class _Trace:
-    """A trace that is open. What goes wrong with one is logged: training goes on."""
+    """An open trace. Its failures are logged: training goes on."""
 
     def __init__(self, place: Path, first_step: int) -> None:
         self.place = place
@@ -188,8 +194,8 @@ class _Trace:
 
     @classmethod
     def start(cls, directory: Path, first_step: int) -> "_Trace | None":
-        # A folder of its own: the profiler names files by the second, and two traces
-        # in one second would be one.
+        # A folder of its own: the profiler names files by the second, and would mix two
+        # traces of one second.
         place = directory / f"from_step_{first_step}"
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -200,7 +206,7 @@ class _Trace:
         return cls(place, first_step)
 
     def begin_step(self, step: int) -> None:
-        """Let all that happens from now on belong to `step`, in the trace."""
+        """Mark everything from now on as part of `step` in the trace."""
         self._marker = jax.profiler.StepTraceAnnotation("step", step_num=step)
         self._marker.__enter__()
 
@@ -210,7 +216,7 @@ class _Trace:
             self._marker = None
 
     def stop(self) -> bool:
-        """Write the trace; tell whether that was possible."""
+        """Write the trace; return whether that succeeded."""
         self.end_step()
         try:
             jax.profiler.stop_trace()
@@ -223,9 +229,9 @@ class _Trace:
 
 
 def _listen(call: Callable[[], None]) -> bool:
-    """Call `call` on the signal, if nobody else listens to it; tell whether so."""
+    """Call `call` on the signal, if it has no handler; return whether it does."""
     if threading.current_thread() is not threading.main_thread():
-        return False  # Python lets no other thread listen
+        return False  # only the main thread may install handlers
     if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
         return False
     signal.signal(SIGNAL, lambda *_: call())

@@ -1,13 +1,12 @@
-"""Open what a run tells and where: progress, metrics, the record, the journal."""
+"""Open the reports of a run: progress, metrics, the run record, the journal."""
 
 import dataclasses
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -29,7 +28,7 @@ from replicator.monitoring.run_record import (
     write_run_record,
 )
 from replicator.training.checkpoint_hook import Resumed
-from replicator.training.reports.compile_notes import TellCompilations
+from replicator.training.reports.compile_notes import ReportCompilations
 from replicator.training.reports.journal import written
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.training.reports.profiler import Profile
@@ -44,12 +43,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reports:
-    """What is open.
+    """Open reports of a run.
 
     Attributes:
-      hooks: To be called before all others; their states are saved.
-      after: To be called after all others, so that their time is noted, too.
-      writer: Where rows go; None if nowhere.
+      hooks: Hooks to call before all others; their states are saved.
+      after: Hooks to call after all others, so that those are timed, too.
+      writer: Writer of metric rows; None for none.
     """
 
     hooks: Sequence[Hook] = ()
@@ -59,11 +58,11 @@ class Reports:
 
 @contextmanager
 def alone(spec: RunSpec) -> Iterator[None]:
-    """Keep other runs out of a run's directory: two in one journal read as one.
+    """Lock a run's directory: two runs in one journal would read as one.
 
     Args:
-      spec: The run; without a directory nobody is kept out. Of several processes the
-        first holds the lock for all: should it die, the system gives it back.
+      spec: The run; without a directory nothing is locked. Of several processes the
+        first holds the lock for all: if it dies, the system releases it.
 
     Raises:
       CheckpointInUseError: Another run writes there; in all processes.
@@ -72,7 +71,7 @@ def alone(spec: RunSpec) -> Iterator[None]:
     lock = WriterLock(directory or Path(), Disk(), name=".records")
 
     def acquire() -> None:
-        with suppress(OSError):  # told by what is written there next
+        with suppress(OSError):  # raised again by the first write there
             if directory is not None:
                 lock.acquire(above=0)
 
@@ -85,11 +84,11 @@ def alone(spec: RunSpec) -> Iterator[None]:
 
 
 def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
-    """Open what this process tells; of those that share a mesh, the first tells most.
+    """Open the reports of this process; only the first of several writes metrics.
 
     Args:
-      spec: What the run is made of.
-      resumed: Where it goes on.
+      spec: The run.
+      resumed: Point at which it resumes.
     """
     records, events, start_step = spec.recording, spec.events, resumed.start_step
     is_fresh = start_step == 0 and not spec.recovery.went_back
@@ -102,38 +101,40 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
         return Reports(after=profile)
 
     def compilations() -> Sequence[Compilation]:
-        return getattr(spec.step, "compilations", ())  # a debugged one has none
+        return getattr(spec.step, "compilations", ())  # a debug step has none
 
-    # A process without standard error has none to show anything on.
+    # A process may have no standard error.
     display = make_display() if records.display and sys.stderr else None
     if start_step and display is not None:
-        display.note(_goes_on(spec.arguments, start_step))
+        display.note(_goes_on(spec, start_step))
     elif start_step and start_step >= (spec.plan.steps or math.inf):
-        _log.warning(_goes_on(spec.arguments, start_step))
-    # A run that went back has told them before: its step is the same.
-    told = len(compilations()) if spec.recovery.went_back else 0
-    telling = TellCompilations(compilations, display=display, events=events, told=told)
-    hooks: list[Hook] = [telling]
+        _log.warning(_goes_on(spec, start_step))
+    # A run that went back has reported them before: its step is the same.
+    reported = len(compilations()) if spec.recovery.went_back else 0
+    hooks: list[Hook] = [
+        ReportCompilations(
+            compilations, display=display, events=events, reported=reported
+        )
+    ]
     if display is not None:
         hooks.append(Report(display))
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
-    seed = resumed.began.get("seed", spec.seed)
-    said = {"seed": seed, "arguments": spec.arguments}
+    about = {"seed": resumed.began.seed, "arguments": spec.arguments}
     checked = first_updates(records.directory)
     with written(records.directory, is_fresh=is_fresh):
         if is_fresh:
-            # One that was killed before it was saved begins anew, in one journal.
-            again = is_same_run(records.directory, **said)
+            # A run killed before its first save begins anew, in the same journal.
+            again = is_same_run(records.directory, **about)
             again = again and was_killed(records.directory)
             set_aside(records.directory, but_journal=again)
             checked = checked if again else {}
         else:
-            # What came after the last checkpoint is done again, and written again.
+            # Steps after the last checkpoint are made again, and written again.
             path = records.directory / "metrics.jsonl"
             drop_after(path, step=start_step)
         write_run_record(
-            records.directory, **said, processes=processes, checked=checked
+            records.directory, **about, processes=processes, checked=checked
         )
     events.write("resumed" if start_step else "started", step=start_step)
     writer = AddRunNumbers(
@@ -150,9 +151,9 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     )
 
 
-def _goes_on(arguments: Mapping[str, Any], step: int) -> str:
-    """Say what nobody sees who starts a script again, and did not think of before."""
-    place, steps = arguments.get("checkpoint_dir"), arguments.get("steps")
-    if steps is not None and step >= steps:
+def _goes_on(spec: RunSpec, step: int) -> str:
+    """Describe a resumed run, for a user who starts a script again."""
+    place = spec.checkpointing and spec.checkpointing.directory
+    if (steps := spec.plan.steps) is not None and step >= steps:
         return f"nothing left to do: {place} holds step {step} of {steps}"
     return f"goes on after step {step}, from {place}"

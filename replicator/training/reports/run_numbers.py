@@ -1,6 +1,6 @@
-"""Add to each row what a run costs: utilisation, memory, programs, time by phase.
+"""Add the costs of a run to each row: utilisation, memory, programs, time by phase.
 
-A writer around another. Utilisation is in every row that tells a rate, memory and time
+A writer around another. Utilisation is in every row that holds a rate, memory and time
 by phase at most once a second, a program's numbers once for each compilation: so most
 rows cost a multiplication.
 """
@@ -20,7 +20,7 @@ _INTERVAL_S = 1.0
 
 
 class AddRunNumbers:
-    """Hand rows on to `writer`, with the run's own numbers in them.
+    """Pass rows to `writer`, with the run's own numbers in them.
 
     They are `progress/mfu` (model-flops utilisation), `memory/...` in bytes,
     `goodput/<phase>` as shares of this process's time, `compile/count` and
@@ -28,12 +28,12 @@ class AddRunNumbers:
     `program/collective_bytes` and `program/memory_bytes` (one device), for one step.
 
     Args:
-      writer: Who writes.
-      phases: What the run does.
+      writer: Writer of the rows.
+      phases: Phases of the run.
       compilations: Returns the step's compilations so far.
-      devices: Those that the run uses, of all processes.
-      peak_flops_per_s: Of one device; known by itself for TPUs and common GPUs. Without
-        it there is no `progress/mfu`.
+      devices: Devices of the run, in all processes.
+      peak_flops_per_s: Peak of one device; known for TPUs and common GPUs. Without it
+        there is no `progress/mfu`.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class AddRunNumbers:
         self._local_devices = [each for each in devices if each.process_index == here]
         self._peak_flops_per_s = peak_flops_per_s or _peak(devices)
         self._looked_s: float | None = None
-        self._told_compilations = 0
+        self._written_compilations = 0
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write a row and what is new."""
+        """Write a row with the run's numbers."""
         row = dict(scalars)
         compiled = self._compilations()
         if compiled:
             row |= self._utilisation(compiled[-1], scalars)
-        if len(compiled) != self._told_compilations:
-            self._told_compilations = len(compiled)
+        if len(compiled) != self._written_compilations:
+            self._written_compilations = len(compiled)
             row |= _compile_numbers(compiled)
         if self._is_time_to_look():
             row |= memory_numbers(self._local_devices) | self._shares()

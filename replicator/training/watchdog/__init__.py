@@ -1,4 +1,4 @@
-"""Notice that a run hangs: tell where every thread of every process is, and exit."""
+"""Watchdog: end a run that hangs, with the stacks of all threads of all processes."""
 
 from replicator.training.watchdog.limits import Limits
 from replicator.training.watchdog.watchdog import Watchdog

@@ -1,7 +1,7 @@
-"""Tell the watchdogs of others, over the board, what this process does; on a thread.
+"""Exchange heartbeats with the watchdogs of other processes, in a thread.
 
-A request to a service whose host stands still never returns. So the watchdog reads what
-this thread brought last, and never waits for it.
+A request to a service whose host stands still never returns. So the watchdog reads the
+last result of this thread, and never waits for it.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ from replicator.training.watchdog.peers import (
 )
 
 STRAGGLERS_EVERY_S = 60.0
-_PROCESSES_PER_S = 50  # so many beats a second the service takes easily
+_PROCESSES_PER_S = 50  # beats a second that the service takes easily
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PeerStatus:
-    """What came from the other processes so far.
+    """Last known state of the other processes.
 
     Attributes:
-      peers: Them, where somebody asked for it.
-      hung: What each process said about a hang; None for those that said nothing.
-      left: Which of them say that they are about to exit.
+      peers: The other processes; read only while `wants_peers` is set.
+      hung: Statement of each process about a hang; None for those without one.
+      left: True for each process that is about to exit.
     """
 
     peers: tuple[Peer, ...] = ()
@@ -45,11 +45,11 @@ class Heartbeats:
     """Exchanges beats until it is closed.
 
     Args:
-      notices: The board.
-      clock: Where times come from.
-      beat: Makes this process's next beat, from its number.
-      every_s: Time between beats of a small group; larger ones beat less often.
-      on_straggler: Told by process 0, at most once a minute.
+      notices: Notices of all processes.
+      clock: Clock of all times.
+      beat: Returns this process's next beat, from its number.
+      every_s: Seconds between beats of a small group; larger ones beat less often.
+      on_straggler: Called in process 0, at most once a minute.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Heartbeats:
         every_s: float,
         on_straggler: Callable[[Straggler], None],
     ) -> None:
-        # Written by `_run` and read by the watchdog; `wants_peers` the other way. Both
-        # are replaced whole: no lock.
-        self.heard = PeerStatus()
+        # `status` is written by `_run` and read by the watchdog; `wants_peers` the
+        # other way round. Both are replaced whole: no lock.
+        self.status = PeerStatus()
         self.wants_peers = False
         self._notices = notices
         self._clock = clock
@@ -72,32 +72,34 @@ class Heartbeats:
         self._on_straggler = on_straggler
         self._known: tuple[tuple[Beat | None, float], ...] = ()
         self._measured: tuple[float, list[Beat | None]] | None = None
-        # The watchdog's thread puts words in, `_run` takes them out: each by one
-        # operation of the dict. `_wake` is set after, so that none is left lying.
-        self._to_say: dict[str, Any] = {}
+        # The watchdog's thread adds notices, `_run` removes them: each by one operation
+        # of the dict, which the interpreter makes whole. `_wake` is set after adding,
+        # so that no notice is left waiting.
+        self._to_publish: dict[str, Any] = {}
         self._wake, self._closed = threading.Event(), False
+        # A daemon, as a request to a dead service may never return; ended by `close`.
         self._thread = threading.Thread(
             target=self._run, name="replicator-heartbeats", daemon=True
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; a request that does not return is left behind."""
+        """Stop the thread; one in a request that does not return is left behind."""
         self._closed = True
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=1.0)
 
-    def say(self, name: str, value: Any) -> None:
-        """Have a notice pinned as soon as possible."""
-        self._to_say[name] = value
+    def publish(self, name: str, value: Any) -> None:
+        """Publish a notice as soon as possible; returns at once."""
+        self._to_publish[name] = value
         self._wake.set()
 
     def hurry(self) -> None:
-        """Look at once, instead of at the next beat."""
+        """Beat at once, instead of at the next interval."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -107,28 +109,29 @@ class Heartbeats:
             try:
                 self._turn(count)
             except DistributedError as failure:
-                # The others are then told by JAX; this process still watches itself.
+                # JAX ends the others then; this process still watches itself.
                 _log.debug("No heartbeats: %s", failure)
             self._wake.wait(self._every_s)
-            # A turn follows, which sees what was said until here; later words wake it.
+            # Cleared before the turn that follows: it sees all notices added until
+            # here, and later ones wake it again.
             self._wake.clear()
 
     def _turn(self, count: int) -> None:
-        for name in list(self._to_say):
-            self._notices.publish(name, self._to_say.pop(name))
+        for name in list(self._to_publish):
+            self._notices.publish(name, self._to_publish.pop(name))
         self._notices.publish("beat", dataclasses.asdict(self._beat(count)))
         now_s = self._clock.now_s()
         hung = tuple(self._notices.peek("hung"))
         left: tuple[bool, ...] = ()
-        if any(said is not None for said in hung):
+        if any(statement is not None for statement in hung):
             left = tuple(map(bool, self._notices.peek("left")))
         measures = self._notices.process == 0 and self._is_time_to_measure(now_s)
         if self.wants_peers or measures:
-            beats = [said and Beat(**said) for said in self._notices.peek("beat")]
+            beats = [each and Beat(**each) for each in self._notices.peek("beat")]
             self._known = follow(self._known, beats, now_s)
             if measures:
                 self._measure(beats, now_s)
-        self.heard = PeerStatus(peers=self._peers(now_s), hung=hung, left=left)
+        self.status = PeerStatus(peers=self._peers(now_s), hung=hung, left=left)
 
     def _peers(self, now_s: float) -> tuple[Peer, ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""How long each thing that a run does may take before somebody is told."""
+"""Longest time that each phase of a run may take before the watchdog ends it."""
 
 import dataclasses
 import math
@@ -10,43 +10,43 @@ from replicator.errors import ArgumentError, check_number
 from replicator.monitoring.phases import Phase
 
 MEDIANS = 10.0
-"""A step may take so many times the median of the steps before it."""
+"""Longest step, in medians of the steps before it."""
 
 LEAST_STEP_S = 60.0
-"""What a step may take at least, however fast the others were."""
+"""Least limit of a step, in seconds, however fast the others were."""
 
 ENOUGH_STEPS = 3
-"""Until so many step times are known, `first_step_s` counts."""
+"""Number of step times from which on the median counts, and not `first_step_s`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The longest that each phase of a run may last, in seconds.
+    """Longest time of each phase of a run, in seconds.
 
-    `float("inf")` watches a phase not at all.
+    `float("inf")` sets no limit.
 
     Attributes:
       step_s: Between two finished steps; None means ten times the running median, at
         least 60.
-      first_step_s: The first steps, which wait for all processes to have compiled.
-      start_s: Until there is something to compile.
+      first_step_s: The first steps, which wait until all processes have compiled.
+      start_s: Until the first compilation.
       restore_s: Reading a checkpoint.
       compile_s: One compilation.
-      input_s: Waiting for one batch; None means half as long again as the input itself
-        waits (`InputOptions.timeout_s`), whose error says more.
+      input_s: Waiting for one batch; None means 1.5 times the input's own timeout
+        (`InputOptions.timeout_s`), whose error explains more.
       save_s: Waiting for one checkpoint.
       evaluate_s: One evaluation.
       report_s: Metrics, displays, and the user's own hooks.
-      end_s: What comes after the last step.
-      silent_s: Without word from another process, while this one waits for it.
-      interpreter_s: Without one turn for the watchdog's own thread: something holds the
+      end_s: All after the last step.
+      silent_s: Without a heartbeat of another process, while this one waits for it.
+      interpreter_s: Without a turn of the watchdog's own thread, as code holds the
         interpreter's lock. Then C code writes the stacks, and ends the process with
         code 1. A process that was stopped for longer (Ctrl-Z) ends like that, too. It
-        takes the one timer of `faulthandler.dump_traceback_later`; infinite leaves that
-        to you.
+        uses the only timer of `faulthandler.dump_traceback_later`; infinite leaves
+        that to you.
 
     Raises:
-      ArgumentError: One is no positive number.
+      ArgumentError: A limit is not a positive number.
     """
 
     step_s: float | None = None
@@ -75,7 +75,11 @@ class Limits:
                 )
 
     def of(self, phase: Phase, step_times_s: Sequence[float] = ()) -> float:
-        """Return what counts now for `phase`, after steps that took `step_times_s`."""
+        """Return the limit of `phase`, after steps that took `step_times_s`.
+
+        >>> Limits().of("step", [20.0] * 3)
+        200.0
+        """
         if phase != "step":
             limit_s = getattr(self, f"{phase}_s")
             return math.inf if limit_s is None else limit_s
@@ -86,24 +90,31 @@ class Limits:
         return max(LEAST_STEP_S, MEDIANS * statistics.median(step_times_s))
 
     def for_input(self, timeout_s: float) -> "Limits":
-        """Return these limits for an input that itself waits so long for a batch."""
+        """Return these limits for an input with the given timeout.
+
+        >>> Limits().for_input(40.0).input_s
+        60.0
+        """
         if self.input_s is not None:
             return self
         return dataclasses.replace(self, input_s=1.5 * timeout_s)
 
     @property
     def tick_s(self) -> float:
-        """How often to look: ten times within the shortest limit, at most each 1 s."""
+        """Seconds between observations: a tenth of the shortest limit, at most 1."""
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
         shortest = min((v for v in values if v is not None), default=math.inf)
         return min(1.0, max(0.02, shortest / 10))
 
 
 def as_limits(step_timeout: float | Limits | None) -> Limits:
-    """Return all limits, from them or from that of a step alone.
+    """Return `step_timeout` as limits; a number is the limit of a step.
+
+    >>> as_limits(5.0).step_s
+    5.0
 
     Raises:
-      ArgumentError: `step_timeout` is no positive number.
+      ArgumentError: `step_timeout` is not a positive number.
     """
     if isinstance(step_timeout, Limits):
         return step_timeout

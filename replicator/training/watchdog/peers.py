@@ -1,4 +1,4 @@
-"""What the watchdogs of several processes tell each other, and what they make of it."""
+"""Heartbeats that watchdogs exchange: their fields, and how to read them."""
 
 import dataclasses
 import statistics
@@ -13,15 +13,15 @@ _LEAST_EXCESS_S = 1e-3
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """What one process does, in its own words; as JSON, on the board.
+    """State of one process, as it publishes it (JSON) for the others.
 
     Attributes:
-      count: How many beats it has sent: one that stands still is no beat.
-      phase: What it does.
+      count: Number of beats sent; a process whose number stands still is silent.
+      phase: Its current phase.
       step: Updates dispatched.
-      seconds: How long the phase has lasted.
-      own_s: Seconds that it spent on its own so far, waiting for input or at work on
-        the host, while the others may have waited for it.
+      seconds: Seconds in the current phase.
+      own_s: Seconds spent so far on its own, waiting for input or working on the host,
+        while the others may have waited for it.
     """
 
     count: int
@@ -33,12 +33,12 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """Another process, as seen from here.
+    """Another process, as seen from this one.
 
     Attributes:
-      process: Which.
-      beat: Its last; None if none was seen.
-      silent_s: For how long no new one came.
+      process: Its index.
+      beat: Its last beat; None if none was seen.
+      silent_s: Seconds since the last new beat.
     """
 
     process: int
@@ -46,12 +46,16 @@ class Peer:
     silent_s: float
 
     def holds_up(self, step: int, limits: Limits) -> bool:
-        """Tell whether who waits in `step` waits for what this process still may do."""
+        """Return whether a process in `step` waits for this one, within its limits.
+
+        >>> Peer(process=1, beat=None, silent_s=30.0).holds_up(3, Limits())
+        True
+        """
         if self.beat is None:
             return self.silent_s < limits.start_s
         if self.beat.phase == "step" or self.beat.step > step:
             return False
-        # While it sends beats its own watchdog lives, and knows its own limits.
+        # While it sends beats, its own watchdog applies its own limits.
         return self.silent_s < limits.silent_s
 
 
@@ -60,15 +64,15 @@ def follow(
     beats: Sequence[Beat | None],
     now_s: float,
 ) -> tuple[tuple[Beat | None, float], ...]:
-    """Note when each process's newest beat was first seen.
+    """Return each process's newest beat, with the time when it was first seen.
+
+    >>> follow([(None, 1.0)], [None], 3.0)
+    ((None, 1.0),)
 
     Args:
-      before: The beats of the last look, each with when it was first seen.
-      beats: Those of this one, in process order.
-      now_s: When this look is.
-
-    Returns:
-      What is `before` for the next look.
+      before: Result of the call before; empty at first.
+      beats: Newest beats, in process order.
+      now_s: Current time.
     """
     if not before:
         return tuple((beat, now_s) for beat in beats)
@@ -83,9 +87,9 @@ class Straggler:
     """The process that the others wait for.
 
     Attributes:
-      rank: Which.
-      own_s: Seconds that it takes on its own for each step.
-      median_s: What the processes take in the middle.
+      rank: Index of the process.
+      own_s: Seconds per step that it spends on its own.
+      median_s: Median of these over all processes.
     """
 
     rank: int
@@ -96,14 +100,17 @@ class Straggler:
 def find_straggler(
     before: Sequence[Beat | None], now: Sequence[Beat | None]
 ) -> Straggler | None:
-    """Name the slowest process if it takes 1.5 times as long as the median.
+    """Return the slowest process if it takes 1.5 times as long as the median.
+
+    >>> find_straggler([None, None], [None, None]) is None
+    True
 
     Args:
-      before: A beat of each process, some time ago.
-      now: The newest ones.
+      before: An earlier beat of each process.
+      now: The newest beat of each process.
 
     Returns:
-      The slowest by its own time per step in between, or None: all are about as fast,
+      The slowest by its own time per step in between; None if all are about as fast,
       or not every process made a step.
     """
     own_s = []
@@ -111,7 +118,7 @@ def find_straggler(
         if first is None or last is None or last.step <= first.step:
             return None
         own_s.append((last.own_s - first.own_s) / (last.step - first.step))
-    # With two processes the slow one must not be part of what it is measured by.
+    # The low median: with two processes the slow one must not be its own measure.
     median_s = statistics.median_low(own_s)
     slowest_s = max(own_s)
     if slowest_s - median_s < max((STRAGGLER_RATIO - 1) * median_s, _LEAST_EXCESS_S):

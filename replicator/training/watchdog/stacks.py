@@ -1,6 +1,6 @@
-"""Say where every thread of this process is, in words an engineer can use at night.
+"""Stacks of all threads of this process, and the user's lines in them.
 
-Python's view: of a thread inside JAX or another C++ library it shows the call into it.
+Python's view: for a thread inside JAX or another C++ library it shows the call into it.
 """
 
 import os
@@ -24,9 +24,12 @@ _CALLBACKS = os.path.join("jax", "_src", "callback.py")
 def format_stacks(*, first: int | None = None) -> str:
     """Return the stacks of all threads, each with its name.
 
+    >>> format_stacks().splitlines()[0]
+    'Thread ...
+
     Args:
-      first: The identifier of the thread that is shown first; the main thread by
-        default. The calling thread is last.
+      first: Identifier of the thread to show first; the main thread by default. The
+        calling thread is last.
     """
     frames = sys._current_frames()
     first = threading.main_thread().ident if first is None else first
@@ -41,7 +44,7 @@ def format_stacks(*, first: int | None = None) -> str:
 
 
 def save_stacks(text: str, path: Path) -> None:
-    """Write stacks to a file, and return when they are on the disk.
+    """Write stacks to a file, and wait until they are on the disk.
 
     Raises:
       OSError: They cannot be written.
@@ -54,7 +57,7 @@ def save_stacks(text: str, path: Path) -> None:
 
 
 def where_is(ident: int) -> str:
-    """Return the user's line that a thread is in, and the innermost call under it."""
+    """Return the user's line that a thread runs, and the innermost call under it."""
     frame = sys._current_frames().get(ident)
     line = user_line_of(frame)
     if frame is None or line.endswith(f":{frame.f_lineno} in {frame.f_code.co_name}"):
@@ -63,7 +66,7 @@ def where_is(ident: int) -> str:
 
 
 def also_in_user_code(ident: int) -> list[str]:
-    """Return the user's lines that threads other than `ident` and this one are in."""
+    """Return the user's lines that threads other than `ident` and this one run."""
     frames = sys._current_frames()
     lines = {
         other: user_line_of(frame)
@@ -74,7 +77,11 @@ def also_in_user_code(ident: int) -> list[str]:
 
 
 def runs_callback() -> bool:
-    """Tell whether a thread runs Python of the user's that a device waits for."""
+    """Return whether a thread runs a Python callback that a device waits for.
+
+    >>> runs_callback()
+    False
+    """
     return any(
         each.f_code.co_filename.endswith(_CALLBACKS)
         for frame in sys._current_frames().values()
@@ -83,7 +90,11 @@ def runs_callback() -> bool:
 
 
 def waits_in_debugger(ident: int) -> bool:
-    """Tell whether a person looks at a thread through a debugger."""
+    """Return whether a thread waits in a debugger.
+
+    >>> waits_in_debugger(0)
+    False
+    """
     if "pydevd" in sys.modules:
         return True
     frame = sys._current_frames().get(ident)

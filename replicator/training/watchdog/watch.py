@@ -1,10 +1,10 @@
-"""Decide whether a run hangs, from what it was seen to do: no thread, no clock.
+"""Decide whether a run hangs, from observations of it: no thread, no clock.
 
-Time is counted by looks. One that comes late was late because the whole process stood
-still (Ctrl-Z, a suspended machine), so of the time before it only as much counts as
-looks are apart; a debugger at its prompt stops the count, too. While a process that is
-behind us does something else than its step, its own limit counts, not ours: we wait in
-the step for its compiler, its input or its disk.
+Time is counted by observations. A late one means that the whole process stood still
+(Ctrl-Z, a suspended machine), so it counts for no more than the usual interval; a
+debugger at its prompt stops the count, too. While another process is behind and not in
+its step, its own limit counts, not this one's: this process waits in the step for the
+other's compiler, input or disk.
 """
 
 import dataclasses
@@ -15,18 +15,18 @@ from replicator.training.watchdog.limits import Limits
 from replicator.training.watchdog.peers import Peer
 
 _STEP_TIMES_KEPT = 101
-_LATE = 3.0  # looks apart by more ticks than this were late
+_LATE = 3.0  # observations apart by more ticks than this were late
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """One look at a run.
+    """One observation of a run.
 
     Attributes:
-      now_s: When.
-      current: The phase that it is in.
+      now_s: Time of the observation.
+      current: Phase that the run is in.
       steps_s: Seconds in the phase `step` so far.
-      in_debugger: Whether a person looks at it through a debugger.
+      in_debugger: Whether the run waits in a debugger.
       peers: The other processes, as far as they are known.
     """
 
@@ -38,14 +38,14 @@ class Seen:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Watched:
-    """What is remembered between two looks.
+class WatchState:
+    """State of the watchdog between two observations.
 
     Attributes:
-      seen: The last look.
-      counted_s: How long the current phase lasted, by looks.
-      step_times_s: Of the last steps.
-      timed: The step, and the seconds in steps, at the last of these.
+      seen: The last observation.
+      counted_s: Seconds of the current phase, as counted by observations.
+      step_times_s: Seconds of each of the last steps.
+      timed: Step, and seconds in steps, at the last of these.
     """
 
     seen: Seen | None = None
@@ -55,20 +55,20 @@ class Watched:
 
 
 def decide(
-    watched: Watched, seen: Seen, *, limits: Limits
-) -> tuple[Watched, float | None]:
-    """Take in one look.
+    watched: WatchState, seen: Seen, *, limits: Limits
+) -> tuple[WatchState, float | None]:
+    """Update the state by one observation.
 
     Args:
-      watched: From the look before; `Watched()` at first.
-      seen: The look.
-      limits: How long phases may last.
+      watched: State after the observation before; `WatchState()` at first.
+      seen: The observation.
+      limits: Longest time of each phase.
 
     Returns:
-      What to remember; and how long the current phase may last, if it took longer.
+      The new state; and the limit of the current phase, if it is exceeded.
     """
     times, timed = _step_times(watched, seen)
-    watched = Watched(
+    watched = WatchState(
         seen=seen,
         counted_s=_counted_s(watched, seen, limits.tick_s * _LATE),
         step_times_s=times,
@@ -80,15 +80,19 @@ def decide(
     return watched, limit_s
 
 
-def nears_limit(watched: Watched, limits: Limits) -> bool:
-    """Tell whether half of what the current phase may last is over."""
+def nears_limit(watched: WatchState, limits: Limits) -> bool:
+    """Return whether half of the current phase's limit is over.
+
+    >>> nears_limit(WatchState(), Limits())
+    False
+    """
     if watched.seen is None:
         return False
     limit_s = limits.of(watched.seen.current.phase, watched.step_times_s)
     return watched.counted_s >= limit_s / 2
 
 
-def _counted_s(watched: Watched, seen: Seen, most_s: float) -> float:
+def _counted_s(watched: WatchState, seen: Seen, most_s: float) -> float:
     before = watched.seen
     if before is None or before.current != seen.current:
         return min(seen.now_s - seen.current.since_s, most_s)
@@ -98,7 +102,7 @@ def _counted_s(watched: Watched, seen: Seen, most_s: float) -> float:
 
 
 def _step_times(
-    watched: Watched, seen: Seen
+    watched: WatchState, seen: Seen
 ) -> tuple[tuple[float, ...], tuple[int, float]]:
     step, seconds = seen.current.step, seen.steps_s
     if watched.timed is None or step < watched.timed[0]:

@@ -1,11 +1,10 @@
-"""Watch a run from a thread, and end it, with all stacks told, when it hangs.
+"""Watch a run from a thread; when it hangs, print all stacks and end it.
 
-The thread looks every second at most, decides by `watch`, and hears from the other
-processes by `heartbeats`. If one process expires all of them write down their stacks
-and exit with code 76, so that whoever started them can start all again. Two things may
-keep the thread itself from that, and `faulthandler`'s timer in C has an answer to both:
-code that holds the interpreter's lock, and a disk that hangs while the stacks are
-written.
+The thread checks at least once a second, decides by `watch`, and learns about the other
+processes from `heartbeats`. If one process exceeds a limit, all of them write their
+stacks and exit with code 76, so that their launcher can start all again. Two things may
+block the thread itself, and `faulthandler`'s timer in C covers both: code that holds
+the interpreter's lock, and a disk that hangs while the stacks are written.
 """
 
 import dataclasses
@@ -38,37 +37,37 @@ from replicator.training.watchdog.stacks import (
 )
 from replicator.training.watchdog.watch import (
     Seen,
-    Watched,
+    WatchState,
     decide,
     nears_limit,
 )
 
 STACKS_FOLDER = "stacks"
-_ANSWER_S = 10.0  # how long the dying wait for what the others have to say
-_LEAVE_S = 5.0  # how long process 0, whose end would cut off the others, stays
-_WRITE_S = 60.0  # then C code ends what hangs even while it writes why
+_ANSWER_S = 10.0  # wait for the reports of the others
+_LEAVE_S = 5.0  # process 0 stays so long: its end would cut off the others
+_WRITE_S = 60.0  # then C code ends a process that hangs while it writes its stacks
 _STDERR = 2
 _log = logging.getLogger(__name__)
 
-Tell = Callable[..., None]
-"""`tell(kind, **fields)`: for example `EventLog.write`."""
+Log = Callable[..., None]
+"""`log(kind, **fields)`: for example `EventLog.write`."""
 
 
 class Watchdog:
     """Watches from `start`, or entering, until `close`.
 
-    Start it in the thread that runs the loop: that is whose line is told first.
+    Start it in the thread that runs the loop, whose line is reported first.
 
     Args:
-      phases: What the run is doing.
-      limits: How long it may do it.
-      directory: The run's; stacks go into `stacks/<process>-<step>.txt` there. None
-        writes them to standard error only.
-      notices: The board of all processes; None watches this one alone.
-      tell: Learns of `hung` and `straggler`.
-      exit_process: Ends the process, at once.
-      fail: Takes the report in place of that, where the run is a node of a program
-        that has others in this process.
+      phases: Current phase of the run.
+      limits: Longest time of each phase.
+      directory: Directory of the run; stacks go into `stacks/<process>-<step>.txt`
+        there. None writes them to standard error only.
+      notices: Notices of all processes; None watches this one alone.
+      log: Called for the events `hung` and `straggler`.
+      exit_process: Ends the process at once.
+      fail: Called with the report instead of ending the process, if the run is in a
+        node of a program that shares the process with others.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Watchdog:
         limits: Limits | None = None,
         directory: str | os.PathLike[str] | None = None,
         notices: Notices | None = None,
-        tell: Tell | None = None,
+        log: Log | None = None,
         exit_process: Callable[[int], Any] = os._exit,
         fail: Callable[[str], Any] | None = None,
     ) -> None:
@@ -86,15 +85,19 @@ class Watchdog:
         self._limits = limits or Limits()
         self._directory = None if directory is None else Path(directory)
         self._process = 0 if notices is None else notices.process
-        self._tell = tell or _tell_nobody
+        self._log = log or _drop
         self._exit_process = exit_process
         self._fail = fail
-        self._fails = False  # written by the watchdog's thread, once; `close` reads it
-        # Replaced whole by the watchdog's thread; `_beat`, in another, reads it.
-        self._watched = Watched()
-        self._loop_thread = 0
-        self._armed = False
+        # Three threads, no lock: each attribute has one writer, and is replaced whole.
+        # The watchdog's thread writes `_fails`, once, before it calls `fail`; `close`,
+        # in the loop's thread, reads it.
+        self._fails = False
+        # Written by the watchdog's thread; read by `_beat`, in that of the heartbeats.
+        self._state = WatchState()
+        self._loop_thread = 0  # written before the threads start
+        self._armed = False  # of the watchdog's thread alone
         self._closed = threading.Event()
+        # A daemon: it must not keep a process whose main thread ends alive.
         self._thread = threading.Thread(
             target=self._run, name="replicator-watchdog", daemon=True
         )
@@ -117,10 +120,10 @@ class Watchdog:
         return self
 
     def close(self) -> None:
-        """Watch no more; closing twice is fine."""
+        """Stop watching; closing twice is fine."""
         self._closed.set()
         if self._thread.ident is not None and not self._fails:
-            # One that is in `_end` does not return: within this time the process ends.
+            # A thread in `_end` does not return: within this time the process ends.
             self._thread.join(timeout=_WRITE_S)
         if self._heartbeats is not None:
             self._heartbeats.close()
@@ -143,52 +146,52 @@ class Watchdog:
                 faulthandler.cancel_dump_traceback_later()
 
     def _arm(self, seconds: float) -> None:
-        """Have C code write all stacks and exit in so many seconds, unless armed anew.
+        """Have C code write all stacks and exit in `seconds`, unless armed again.
 
-        Python has one such timer: a user's own is replaced.
+        Python has one such timer: a timer of the user is replaced.
         """
         if seconds < threading.TIMEOUT_MAX:
             self._armed = True
             faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
 
     def _look(self) -> float | None:
-        """Return the limit that is passed, if one is."""
+        """Return the limit that is exceeded, if one is."""
         seen = Seen(
             now_s=self._phases.clock.now_s(),
             current=self._phases.current,
             steps_s=self._phases.seconds()["step"],
             in_debugger=waits_in_debugger(self._loop_thread),
-            peers=() if self._heartbeats is None else self._heartbeats.heard.peers,
+            peers=() if self._heartbeats is None else self._heartbeats.status.peers,
         )
-        self._watched, limit_s = decide(self._watched, seen, limits=self._limits)
+        self._state, limit_s = decide(self._state, seen, limits=self._limits)
         if self._heartbeats is not None:
-            self._heartbeats.wants_peers = nears_limit(self._watched, self._limits)
+            self._heartbeats.wants_peers = nears_limit(self._state, self._limits)
         return limit_s
 
     def _others_hang(self) -> bool:
-        return self._heartbeats is not None and any(self._heartbeats.heard.hung)
+        return self._heartbeats is not None and any(self._heartbeats.status.hung)
 
     def _end(self, limit_s: float | None) -> None:
-        """Say everything there is to say, and exit: whatever happens on the way."""
+        """Report the hang, and exit, also after an error on the way."""
         # First: each step below may hang, on a disk, a lock or the service.
         self._arm(_WRITE_S)
-        text = "The run makes no progress, and could not say where it is."
+        text = "The run makes no progress, and could not report where it is."
         try:
             own = self._make_statement(limit_s)
-            statements = self._hear_all(own)
+            statements = self._collect(own)
             text = format_hang_report(
                 statements, silent_s=_ANSWER_S, of_node=self._fail is not None
             )
             say_raw(f"{text}\n")
-            self._tell("hung", step=own.step, phase=own.phase, report=text)
+            self._log("hung", step=own.step, phase=own.phase, report=text)
             self._leave_last()
         finally:
             _flush_output()
             if self._fail is None:
                 self._exit_process(HUNG)
             else:
-                # Others live on in this process: the timer in C must not end it. The
-                # node's thread may come to `close` now, which must not wait for us.
+                # Other nodes go on in this process: the timer in C must not end it. The
+                # node's thread may call `close` now, which must not wait for this one.
                 faulthandler.cancel_dump_traceback_later()
                 self._fails = True
                 self._fail(text)
@@ -200,7 +203,7 @@ class Watchdog:
         return Statement(
             phase=current.phase,
             step=current.step,
-            seconds=self._watched.counted_s,
+            seconds=self._state.counted_s,
             limit_s=limit_s,
             where=where,
             also=also_in_user_code(self._loop_thread),
@@ -215,38 +218,38 @@ class Watchdog:
         try:
             save_stacks(stacks, path)
         except OSError as failure:
-            told = f"the stacks could not be written to {path}: {failure}"
-            say_raw(f"replicator: {told}\n")
+            text = f"the stacks could not be written to {path}: {failure}"
+            say_raw(f"replicator: {text}\n")
             return None
         return str(path)
 
-    def _hear_all(self, own: Statement) -> list[Statement | None]:
+    def _collect(self, own: Statement) -> list[Statement | None]:
         if self._heartbeats is None:
             return [own]
         heartbeats = self._heartbeats
-        heartbeats.say("hung", dataclasses.asdict(own))
+        heartbeats.publish("hung", dataclasses.asdict(own))
         self._wait_until(
-            lambda: bool(heartbeats.heard.hung) and None not in heartbeats.heard.hung,
+            lambda: bool(heartbeats.status.hung) and None not in heartbeats.status.hung,
             _ANSWER_S,
         )
-        statements = [said and Statement(**said) for said in heartbeats.heard.hung]
+        statements = [each and Statement(**each) for each in heartbeats.status.hung]
         statements += [None] * (self._process + 1 - len(statements))
         statements[self._process] = own
         return statements
 
     def _leave_last(self) -> None:
-        """Say goodbye. Process 0 serves the others, who die with it: it leaves last."""
+        """Announce the exit. Process 0 hosts the service of all, so it leaves last."""
         if self._heartbeats is None:
             return
         heartbeats = self._heartbeats
-        heartbeats.say("left", True)
+        heartbeats.publish("left", True)
         if self._process == 0:
-            self._wait_until(lambda: heartbeats.heard.left.count(False) == 0, _LEAVE_S)
+            self._wait_until(lambda: heartbeats.status.left.count(False) == 0, _LEAVE_S)
         else:
             self._wait_until(
                 lambda: (
-                    self._process < len(heartbeats.heard.left)
-                    and heartbeats.heard.left[self._process]
+                    self._process < len(heartbeats.status.left)
+                    and heartbeats.status.left[self._process]
                 ),
                 _LEAVE_S,
             )
@@ -265,7 +268,7 @@ class Watchdog:
             count=count,
             phase=current.phase,
             step=current.step,
-            seconds=self._watched.counted_s,
+            seconds=self._state.counted_s,
             own_s=seconds["input"] + seconds["report"],
         )
 
@@ -277,7 +280,7 @@ class Watchdog:
             straggler.own_s * 1e3,
             straggler.median_s * 1e3,
         )
-        self._tell(
+        self._log(
             "straggler",
             step=self._phases.current.step,
             rank=straggler.rank,
@@ -287,11 +290,12 @@ class Watchdog:
 
 
 def _flush_output() -> None:
-    """Let out what the program has printed; whoever hangs may hold the lock for it."""
+    """Flush the program's output; a thread, as the hung code may hold its lock."""
+    # If it blocks it is left behind: the process exits right after.
     thread = threading.Thread(target=flush_output, daemon=True)
     thread.start()
     thread.join(timeout=1.0)
 
 
-def _tell_nobody(kind: str, /, **fields: Any) -> None:
+def _drop(kind: str, /, **fields: Any) -> None:
     del kind, fields

@@ -20,7 +20,7 @@ from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.training.nonfinite.policy import BadNumber, History, Policy
+from replicator.training.nonfinite.policy import BadNumber, History, RecoveryPolicy
 from replicator.training.nonfinite.rollback import (
     GoingBack,
     Recovery,
@@ -94,7 +94,8 @@ class Run:
         self.dataset = dataset
         self.directory = directory
         self.recovery = Recovery(
-            policy or Policy(on_nonfinite="rollback"), journal=EventLog(directory)
+            policy or RecoveryPolicy(on_nonfinite="rollback"),
+            journal=EventLog(directory),
         )
         self.restored_at = []
 
@@ -123,7 +124,7 @@ class Run:
             self.recovery.load_state(found.meta["bad_numbers"])
         start = int(state.step)
         self.restored_at.append(start)
-        self.recovery.come_back(start)
+        self.recovery.resume_at(start)
         batches = open_input(
             self.dataset,
             self.layout,
@@ -135,10 +136,10 @@ class Run:
             state,
             self.recovery.watch(batches),
             plan=LoopPlan(steps=STEPS, start_step=start),
-            tell=None,
+            report_bad=None,
             hooks=[
                 Save(store, self.recovery, save_every),
-                Look(self.recovery.tell, late),
+                Look(self.recovery.handle, late),
                 *([CutAt(cut_at)] if cut_at else []),
             ],
         )
@@ -208,7 +209,7 @@ def test_a_run_that_was_cut_short_after_it_went_back_comes_out_the_same(
 
 
 def test_it_gives_up_after_so_many_times(tmp_path):
-    policy = Policy(on_nonfinite="rollback", max_rollbacks=2)
+    policy = RecoveryPolicy(on_nonfinite="rollback", max_rollbacks=2)
     run = Run(tmp_path / "run", dataset(*range(3, 12)), policy=policy)
     with pytest.raises(NonFiniteError, match="at step 4, after 2 rollbacks") as failure:
         run.go()
@@ -223,7 +224,7 @@ def test_going_back_is_noted_in_the_journal(tmp_path):
 
 
 def told(event, **policy):
-    Recovery(Policy(**policy)).tell(event)
+    Recovery(RecoveryPolicy(**policy)).handle(event)
 
 
 def shown(step, loss):
@@ -238,7 +239,7 @@ def shown(step, loss):
 
 
 def test_a_spike_is_found_at_its_step_and_the_window_goes_on_after_a_resume():
-    spikes, policy = Spikes(), Policy(on_spike="raise")
+    spikes, policy = Spikes(), RecoveryPolicy(on_spike="raise")
     first, second = (Recovery(policy, spikes=spikes) for _ in range(2))
     for step in range(1, 21):
         first.on_metrics(shown(step, 2.0 + step % 2))
@@ -262,7 +263,7 @@ def test_a_spike_can_take_the_run_back():
 
 
 def test_history_comes_back_from_a_checkpoint_unless_the_run_knows_more():
-    recovery = Recovery(Policy())
+    recovery = Recovery(RecoveryPolicy())
     old, new = History(left_out=(2,)), History(rollbacks=2, left_out=(2, 5))
     for saved in (new, old):
         recovery.load_state({"history": dataclasses.asdict(saved), "seen": [1.0]})
@@ -282,5 +283,5 @@ def test_by_default_an_optimizer_that_skips_by_itself_is_left_alone():
 def test_what_a_user_says_makes_the_policy():
     spikes = Spikes(action="rollback")
     recovery = make_recovery({}, on_nonfinite="skip", spikes=spikes)
-    assert recovery.policy == Policy(on_nonfinite="skip", on_spike="rollback")
+    assert recovery.policy == RecoveryPolicy(on_nonfinite="skip", on_spike="rollback")
     assert recovery.policy.goes_back

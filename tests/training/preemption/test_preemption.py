@@ -23,8 +23,12 @@ from replicator.options import Follow, Retention
 from replicator.testing import faults
 from replicator.training.preemption import preemption
 from replicator.training.preemption import stop_agreement
-from replicator.training.preemption.preemption import Asked, Preemption, decide
-from replicator.training.preemption.stop_agreement import Stop, StopAgreement
+from replicator.training.preemption.preemption import (
+    Preemption,
+    ReceivedSignals,
+    decide,
+)
+from replicator.training.preemption.stop_agreement import StopAgreement, StopPoint
 from tests.fakes import Board, FakeClock
 from tests.steps import regression_batch, replicas, trainer
 
@@ -33,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 
 def after(*signals):
     """Return what was decided for each of `(name, time)`."""
-    asked, actions = Asked(), []
+    asked, actions = ReceivedSignals(), []
     for name, now_s in signals:
         asked, action = decide(asked, name, now_s)
         actions.append(action)
@@ -80,7 +84,7 @@ def test_any_storm_stops_once_and_is_interrupted_by_ctrl_c_only():
 )
 def test_the_code_says_who_asked(name, code, caplog):
     with pytest.raises(Preempted) as ended:
-        Stop(signal=name, step=7).raise_saved()
+        StopPoint(signal=name, step=7).raise_saved()
     assert (ended.value.code, ended.value.signal, ended.value.step) == (code, name, 7)
     assert f"{name}: the run was saved after step 7" in caplog.text
 
@@ -88,7 +92,7 @@ def test_the_code_says_who_asked(name, code, caplog):
 def test_at_a_prompt_ctrl_c_gives_the_prompt_back(monkeypatch):
     monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
     with pytest.raises(KeyboardInterrupt):
-        Stop(signal="SIGINT", step=7).raise_saved()
+        StopPoint(signal="SIGINT", step=7).raise_saved()
 
 
 def test_preempted_passes_by_handlers_of_errors_and_runs_finally():
@@ -96,7 +100,7 @@ def test_preempted_passes_by_handlers_of_errors_and_runs_finally():
 
     def program():
         try:
-            Stop(signal="SIGTERM", step=1).raise_saved()
+            StopPoint(signal="SIGTERM", step=1).raise_saved()
         except Exception:
             seen.append("swallowed")
         finally:
@@ -433,7 +437,7 @@ def test_all_processes_leave_an_evaluation_at_the_same_block(monkeypatch):
     assert len(left) == 3
     assert len(set(left.values())) == 1
     assert left[0][0] > 5
-    assert left[0][1] == Stop(signal="SIGTERM", step=2)
+    assert left[0][1] == StopPoint(signal="SIGTERM", step=2)
 
 
 def test_a_run_with_several_steps_per_call_stops_between_calls(
@@ -548,6 +552,6 @@ def test_a_process_that_never_answers_holds_nobody_for_ever(monkeypatch, caplog)
     agreement.start()
     agreement.want("SIGTERM")
     agreement._thread.join(60)
-    assert agreement.reached(6) == Stop(signal="SIGTERM", step=6)
-    assert "Processes [1] did not say within 0.2 s" in caplog.text
+    assert agreement.reached(6) == StopPoint(signal="SIGTERM", step=6)
+    assert "Processes [1] did not report their step within 0.2 s" in caplog.text
     agreement.close()

@@ -7,7 +7,7 @@ from replicator.hooks import MetricsEvent
 from replicator.monitoring.display import LineDisplay
 from replicator.monitoring.events import EventLog, read_events
 from replicator.monitoring.progress import Progress
-from replicator.training.reports.compile_notes import TellCompilations
+from replicator.training.reports.compile_notes import ReportCompilations
 from tests.fakes import FakeClock
 
 COMPILATION = Compilation(
@@ -28,7 +28,7 @@ def metrics_event(step):
 
 def test_each_compilation_is_told_once(tmp_path):
     stream, compiled = io.StringIO(), []
-    hook = TellCompilations(
+    hook = ReportCompilations(
         lambda: compiled, display=LineDisplay(stream), events=EventLog(tmp_path)
     )
     for step in range(1, 6):
@@ -43,4 +43,4 @@ def test_each_compilation_is_told_once(tmp_path):
 
 
 def test_without_display_and_journal_nobody_is_told():
-    TellCompilations(lambda: [COMPILATION]).on_metrics(metrics_event(1))
+    ReportCompilations(lambda: [COMPILATION]).on_metrics(metrics_event(1))

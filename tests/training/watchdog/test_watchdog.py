@@ -26,7 +26,7 @@ from replicator.training.watchdog.stacks import (
     waits_in_debugger,
     where_is,
 )
-from replicator.training.watchdog.watch import Seen, Watched, decide, nears_limit
+from replicator.training.watchdog.watch import Seen, WatchState, decide, nears_limit
 from tests.multiprocess.processes import stop
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ class Run:
         self.limits = limits
         self.now_s = self.since_s = self.steps_s = 0.0
         self.phase, self.step = "step", 1
-        self.watched = Watched()
+        self.watched = WatchState()
         self.in_debugger = False
         self.peers = ()
 
@@ -277,7 +277,7 @@ def test_a_hang_leaves_stacks_a_report_an_event_and_an_exit_code(tmp_path, capfd
     codes = watch_a_hang(
         tmp_path,
         Limits(step_s=0.2),
-        tell=lambda kind, **more: told.append((kind, more)),
+        log=lambda kind, **more: told.append((kind, more)),
     )
     assert codes == [HUNG]
     stacks = (tmp_path / "stacks" / "0-5.txt").read_text()

@@ -161,22 +161,22 @@ def test_process_0_names_the_straggler_once_a_minute():
 def test_peers_are_read_only_when_somebody_wants_them():
     group = Group()
     group.turn(1)
-    assert group.all_heartbeats[1].heard.peers == ()
+    assert group.all_heartbeats[1].status.peers == ()
     group.all_heartbeats[1].wants_peers = True
     group.turn(2)
     group.all_heartbeats[1]._turn(3)
     group.clock.advance(5)
     group.all_heartbeats[1]._turn(4)
-    peers = group.all_heartbeats[1].heard.peers
+    peers = group.all_heartbeats[1].status.peers
     assert [peer.process for peer in peers] == [0, 2]
     assert [peer.silent_s for peer in peers] == [5.0, 5.0]
 
 
 def test_what_one_says_of_a_hang_all_hear():
     group = Group()
-    group.all_heartbeats[2].say("hung", {"step": 3})
+    group.all_heartbeats[2].publish("hung", {"step": 3})
     group.turn(1)
     group.turn(2)
-    assert [heartbeats.heard.hung for heartbeats in group.all_heartbeats] == [
+    assert [heartbeats.status.hung for heartbeats in group.all_heartbeats] == [
         (None, None, {"step": 3})
     ] * 3
