@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import DecodeError, LaunchError
-from replicator.launchpad_bridge.launchers.forked.worker_logs import (
+from replicator.launchpad_bridge.launchers.worker_logs import (
     begin_attempt,
     last_lines,
     open_log,

@@ -12,9 +12,9 @@ from typing import final
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.guarded_worker import GuardedWorker
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
 from replicator.launchpad_bridge.run_folder import what_stays

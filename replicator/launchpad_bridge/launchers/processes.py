@@ -24,20 +24,20 @@ from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
     Order,
 )
-from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
 from replicator.launchpad_bridge.launchers.forked.preloading import heavy_modules
 from replicator.launchpad_bridge.launchers.forked.process_watch import (
     Kind,
     ProcessWatch,
     Spec,
 )
-from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 from replicator.launchpad_bridge.launchers.local_resources import (
     ALLOCATION,
     look_at_machine,
     share_out,
 )
+from replicator.launchpad_bridge.launchers.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.protocols import (
     Executable,

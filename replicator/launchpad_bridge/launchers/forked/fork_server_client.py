@@ -18,12 +18,12 @@ from replicator.launchpad_bridge.launchers.forked.control_frames import (
     Receiver,
     send,
 )
-from replicator.launchpad_bridge.launchers.forked.worker_logs import (
-    last_lines,
-    open_log,
-)
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
+)
+from replicator.launchpad_bridge.launchers.worker_logs import (
+    last_lines,
+    open_log,
 )
 from replicator.launchpad_bridge.launchers.worker_process import interpreter_flags
 from replicator.launchpad_bridge.run_folder import what_stays

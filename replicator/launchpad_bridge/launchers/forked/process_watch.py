@@ -24,7 +24,7 @@ from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     READY_S,
     ForkServer,
 )
-from replicator.launchpad_bridge.launchers.forked.worker_logs import (
+from replicator.launchpad_bridge.launchers.worker_logs import (
     begin_attempt,
     last_lines,
 )

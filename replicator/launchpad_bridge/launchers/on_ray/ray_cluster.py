@@ -26,13 +26,13 @@ import ray.exceptions
 
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge import recipes
-from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
-from replicator.launchpad_bridge.launchers.on_ray import ray_session
-from replicator.launchpad_bridge.launchers.on_ray.address_books import (
+from replicator.launchpad_bridge.addresses.address_books import (
     AddressRegistry,
     Book,
 )
+from replicator.launchpad_bridge.launchers import worker_end
+from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.on_ray import ray_session
 from replicator.launchpad_bridge.launchers.on_ray.ray_words import how_actor_was_lost
 from replicator.launchpad_bridge.launchers.on_ray.remote_worker import (
     Event,

@@ -20,17 +20,17 @@ from typing import Any, TypeAlias
 from replicator.base.host.held_folder import hold_folder
 from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
-from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
+from replicator.launchpad_bridge.addresses.address_books import (
+    OfferedRegistry,
+    Registry,
+)
 from replicator.launchpad_bridge.launchers.guarded_worker import GuardedWorker
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
-from replicator.launchpad_bridge.launchers.on_ray.address_books import (
-    OfferedRegistry,
-    Registry,
-)
+from replicator.launchpad_bridge.launchers.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.run_folder import MADE_BY_WORKER, what_stays
