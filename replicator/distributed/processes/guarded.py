@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from replicator.distributed.processes import guard
+from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.sweep import MARK, kill_marked, kill_session
 
 # Longer than a guard sweeps (`guard._SWEEP_S`).
@@ -69,6 +70,7 @@ class GuardedProcess:
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
     ) -> None:
+        self._memory_kills = count_memory_kills()
         # Unlike that of all else of the same owner: only this one's are swept.
         self._mark = f"{owner}.{secrets.token_hex(4)}"
         # Our end closes on `exec`: no other process started from here keeps it open.
@@ -109,6 +111,11 @@ class GuardedProcess:
         self.exited = os.pidfd_open(self._guard.pid) if has_pidfds else -1
         # A file, as the lifeline is one.
         self._exited = open(self.exited, "rb", buffering=0) if has_pidfds else None  # noqa: SIM115
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process for memory since the start."""
+        return count_memory_kills() > self._memory_kills
 
     def tell(self, number: int) -> None:
         """Send a signal to the command, through its guard."""

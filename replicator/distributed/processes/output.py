@@ -1,7 +1,9 @@
 """Label what the processes of a group print, line by line, and keep the last lines."""
 
 import os
+import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import BinaryIO
 
 _KEPT_LINES = 400
@@ -31,6 +33,18 @@ class Lines:
         return [line] if line else []
 
 
+# Held while lines are written, so that those of several processes do not mix.
+_WRITING = threading.Lock()
+
+
+def write_lines(to: BinaryIO, label: str, lines: Sequence[bytes]) -> None:
+    """Write whole lines, each after a label; any thread may."""
+    if lines:
+        with _WRITING:
+            to.write(b"".join(label.encode() + line + b"\n" for line in lines))
+            to.flush()
+
+
 class LabelledLines:
     """One stream of one process.
 
@@ -41,7 +55,7 @@ class LabelledLines:
     """
 
     def __init__(self, descriptor: int, label: str, to: BinaryIO) -> None:
-        self._label = label.encode()
+        self._label = label
         self._to = to
         self._lines = Lines()
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
@@ -55,7 +69,6 @@ class LabelledLines:
         except BlockingIOError:
             return False
         self._pass_on(self._lines.feed(data))
-        self._to.flush()
         return bool(data)
 
     def close(self) -> None:
@@ -64,7 +77,6 @@ class LabelledLines:
             if not self.pump():
                 break
         self._pass_on(self._lines.rest())
-        self._to.flush()
         os.close(self.descriptor)
 
     def last_words(self) -> list[bytes]:
@@ -78,8 +90,7 @@ class LabelledLines:
 
     def _pass_on(self, lines: list[bytes]) -> None:
         self._last += lines
-        if lines:
-            self._to.write(b"".join(self._label + line + b"\n" for line in lines))
+        write_lines(self._to, self._label, lines)
 
 
 def _is_cause(lines: list[bytes]) -> bool:

@@ -69,11 +69,19 @@ class Policy:
 
 
 class ProcessEnd(NamedTuple):
-    """How a process ended: its code, negative for a signal, and its last lines."""
+    """End of a process of the group.
+
+    Attributes:
+      rank: Its number in the group.
+      code: Exit code, negative for a signal.
+      last_lines: Last lines of its standard error.
+      out_of_memory: Whether the kernel killed a process for memory while it lived.
+    """
 
     rank: int
     code: int
     last_lines: Sequence[bytes]
+    out_of_memory: bool = False
 
 
 def process_name(rank: int) -> str:
@@ -87,7 +95,6 @@ def ended(
     *,
     hung_grace_s: float = 0.0,
     safe_step: int | None = None,
-    out_of_memory: bool = False,
 ) -> Ended:
     """Return what the end of a process is to the supervisor.
 
@@ -96,7 +103,6 @@ def ended(
       state: Where the group is.
       hung_grace_s: As in `Policy`.
       safe_step: The highest step that any process has reported so far.
-      out_of_memory: Whether the kernel killed something for memory while it lived.
     """
     [unit] = state.units
     name, code = process_name(end.rank), end.code
@@ -111,7 +117,7 @@ def ended(
         name=name,
         attempt=unit.attempt,
         outcome="preempted" if code == PREEMPTED else "done" if is_done else "failed",
-        text=f"{name} {describe_code(code, out_of_memory=out_of_memory)}",
+        text=f"{name} {describe_code(code, out_of_memory=end.out_of_memory)}",
         looks_killed=code == KILLED_BY_LAUNCHER or is_forced,
         is_symptom=is_symptom(end.last_lines),
         comes_again=code == 1 and comes_again(end.last_lines),

@@ -222,10 +222,9 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """End workers that did not stop; `hard` if it was tried before."""
+    """End workers that did not stop."""
 
     names: tuple[str, ...]
-    hard: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -342,7 +342,7 @@ def _kill(
     kills = []
     for at in places:
         unit = state.units[at]
-        kills.append(Kill(names=unit.live, hard=unit.kills > 0))
+        kills.append(Kill(names=unit.live))
         due_s = now_s + state.patience.kill_grace_s
         state = _with_unit(state, at, kills=unit.kills + 1, due_s=due_s)
     if state.phase == "stopping":

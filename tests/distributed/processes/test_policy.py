@@ -55,11 +55,10 @@ class Group:
 
     def ends(self, rank, code, *, lines=(), step=None, out_of_memory=False):
         event = ended(
-            ProcessEnd(rank, code, lines),
+            ProcessEnd(rank, code, lines, out_of_memory),
             self.state,
             hung_grace_s=self.policy.hung_grace_s,
             safe_step=step,
-            out_of_memory=out_of_memory,
         )
         return self.happens(event)
 
@@ -246,7 +245,7 @@ def test_who_does_not_end_in_time_is_killed_then_killed_harder_then_left():
     group = Group()
     group.happens(TERM)
     done = [group.waits() for _ in range(3)]
-    assert done[:2] == [[Kill(names=BOTH)], [Kill(names=BOTH, hard=True)]]
+    assert done[:2] == [[Kill(names=BOTH)], [Kill(names=BOTH)]]
     assert group.code == KILLED_BY_LAUNCHER
 
 

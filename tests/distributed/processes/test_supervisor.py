@@ -195,7 +195,7 @@ def test_who_does_not_stop_is_killed_ever_harder_then_left_by_name(unit, kills):
     patience = dataclasses.replace(PATIENCE, kills=kills)
     times = [(10 + 5 * i, TimeUp()) for i in range(kills + 1)]
     _, done = play([unit], (0, SIGNAL), *times, patience=patience)
-    expected = [[Kill(names=unit.workers, hard=i > 0)] for i in range(kills)]
+    expected = [[Kill(names=unit.workers)]] * kills
     assert done[1:-1] == expected
     assert done[-1] == [Finish(stopped_by="signal", left=unit.workers)]
 
