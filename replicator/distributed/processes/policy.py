@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicator.distributed.processes.exits import describe_code
+from replicator.distributed.processes.exits import describe_code, meaning
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import (
     Ended,
@@ -18,7 +18,7 @@ from replicator.distributed.processes.states import (
     Unit,
 )
 from replicator.distributed.processes.symptoms import comes_again, is_symptom
-from replicator.exit_codes import HUNG, PREEMPTED
+from replicator.exit_codes import PREEMPTED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,18 +110,20 @@ def ended(
     if asked is None and state.asks:
         # A preempted process ended first; who preempts sends this one to all.
         asked = signal.SIGTERM
-    is_done = code == 0 or (asked and code in (-asked, 128 + asked))
-    # A guard that was told so kills by itself, and says it; by force it dies as well.
-    is_forced = code == -signal.SIGKILL and unit.kills > 1
+    how = meaning(code)
+    if asked and code in (-asked, 128 + asked):
+        how = "done"
+    # Its guard is killed as well only the second time.
+    is_killed = how == "killed" and (code != -signal.SIGKILL or unit.kills > 1)
     return Ended(
         name=name,
         attempt=unit.attempt,
-        outcome="preempted" if code == PREEMPTED else "done" if is_done else "failed",
+        outcome=how if how in ("done", "preempted") else "failed",
         text=f"{name} {describe_code(code, out_of_memory=end.out_of_memory)}",
-        looks_killed=code == KILLED_BY_LAUNCHER or is_forced,
+        looks_killed=is_killed,
         is_symptom=is_symptom(end.last_lines),
         comes_again=code == 1 and comes_again(end.last_lines),
-        others_grace_s=hung_grace_s if code == HUNG else 0.0,
+        others_grace_s=hung_grace_s if how == "hung" else 0.0,
         safe_step=safe_step,
         exited=end,
     )

@@ -33,7 +33,6 @@ from replicator.launchpad_bridge.launchers.worker_process import Job, piped_inte
 from replicator.launchpad_bridge.launchers.worker_reports import STOP
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
 from replicator.launchpad_bridge.run_folder import what_stays
-from replicator.rpc.security.private_files import create_private
 
 _READ_BYTES = 1 << 20
 
@@ -167,11 +166,12 @@ class PipedWorker(WorkerHandle):
         names = [each.name for each in plan.executables]
         plan.logs.mkdir(parents=True, exist_ok=True)
         log = log_paths(plan.logs, names)[name]
+        recipe = plan.folder / f"recipe-{names.index(name)}-{attempt}"
         job = Job(
             program=plan.program,
             worker=name,
             launch_type=launch_type,
-            recipe=str(_recipe(plan, executable, names.index(name), attempt)),
+            recipe=str(recipes.write(executable, recipe)),
             attempt=attempt,
         )
         own = sorted(executable.resources.env)
@@ -186,11 +186,3 @@ class PipedWorker(WorkerHandle):
             keep=what_stays(plan.folder, plan.logs),
         )
         super().__init__(name, attempt, process, report)
-
-
-def _recipe(plan: Plan, executable: Executable, number: int, attempt: int) -> Path:
-    data = recipes.pack(executable)
-    recipe = plan.folder / f"recipe-{number}-{attempt}"
-    with os.fdopen(create_private(recipe), "wb") as file:
-        file.write(data)
-    return recipe

@@ -42,7 +42,6 @@ from replicator.launchpad_bridge.protocols import (
     Plan,
     StopAsked,
 )
-from replicator.rpc.security.private_files import create_private
 
 Kind = tuple[tuple[str, str], ...]
 """Environment variables that the workers of one fork server share."""
@@ -183,17 +182,8 @@ class ProcessWorkers:
     def _recipe(self, executable: Executable) -> Path:
         """Return the file with what a worker runs; written once for all attempts."""
         if executable.name not in self._recipes:
-            data = recipes.pack(executable)
             path = self._plan.folder / f"recipe-{len(self._recipes)}"
-            try:
-                with os.fdopen(create_private(path), "wb") as file:
-                    file.write(data)
-            except OSError as error:
-                raise LaunchError(
-                    f"`{executable.name}` cannot be started: its recipe of {len(data)} "
-                    f"bytes cannot be written: {error}."
-                ) from error
-            self._recipes[executable.name] = path
+            self._recipes[executable.name] = recipes.write(executable, path)
         return self._recipes[executable.name]
 
     def _open_server(self, kind: Kind) -> ForkServer:
