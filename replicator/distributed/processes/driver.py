@@ -22,12 +22,12 @@ from replicator.distributed.processes.states import (
     Ended,
     Finish,
     Kill,
+    Log,
     Patience,
-    Say,
     Start,
     State,
-    Stop,
     StopAsked,
+    StopWorkers,
     TimeUp,
     Unit,
 )
@@ -129,7 +129,7 @@ class Driver(abc.ABC):
         return isinstance(event, StopAsked) and event.by in self.patience.kills_at
 
     def _perform(self, actions: Sequence[Action]) -> Finish | None:
-        messages = [each.message for each in actions if isinstance(each, Say)]
+        messages = [each.message for each in actions if isinstance(each, Log)]
         if messages:
             self.log(messages)
         for action in actions:
@@ -137,7 +137,7 @@ class Driver(abc.ABC):
                 case Start():
                     for name in action.names:
                         self._running[name] = self.start_worker(name, action.attempt)
-                case Stop():
+                case StopWorkers():
                     self._try("stop", action.names)
                 case Kill():
                     self._try("kill", action.names)

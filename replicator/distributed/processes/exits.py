@@ -1,4 +1,4 @@
-"""Meaning of exit codes, for every launcher, and a text for each."""
+"""Meaning of exit codes, for every launcher, and the text that describes each."""
 
 import signal
 from pathlib import Path
@@ -33,11 +33,16 @@ def meaning(
 
 
 def describe_code(code: int, *, out_of_memory: bool = False) -> str:
-    """Say how a process ended: "exited with code 1", "was killed by SIGKILL".
+    """Describe how a process ended: "exited with code 1", "was killed by SIGKILL".
 
     Args:
       code: Negative for a signal, as `subprocess` has it.
       out_of_memory: Whether the kernel killed something for memory meanwhile.
+
+    >>> describe_code(75)
+    'exited with code 75 (preempted)'
+    >>> describe_code(-9, out_of_memory=True)
+    'was killed by SIGKILL: the machine was out of memory'
     """
     if code >= 0:
         known = f" ({meaning(code)})" if code in (PREEMPTED, HUNG) else ""

@@ -21,7 +21,7 @@ from replicator.distributed.processes.driver import Driver
 from replicator.distributed.processes.member import Member
 from replicator.distributed.processes.output import write_lines
 from replicator.distributed.processes.policy import (
-    Policy,
+    LaunchPolicy,
     ProcessEnd,
     ended,
     exit_code,
@@ -41,7 +41,7 @@ _CLEANING_S = 10.0
 
 def launch(
     command: Sequence[str],
-    policy: Policy,
+    policy: LaunchPolicy,
     *,
     devices_per_process: int | None = None,
     environ: Mapping[str, str] | None = None,
@@ -52,8 +52,8 @@ def launch(
     the main thread: it takes the signals. Lines that cannot be printed are dropped.
 
     Args:
-      command: What each process runs.
-      policy: How many processes, and how patient to be with them.
+      command: Command line of each process.
+      policy: Number of processes, restarts and time limits.
       devices_per_process: Fake CPU devices for each; by default those it finds.
       environ: The environment to start from; this process's by default.
 
@@ -96,12 +96,12 @@ def launch(
 
 
 def _share_secret(
-    policy: Policy, environ: Mapping[str, str], folder: Path
+    policy: LaunchPolicy, environ: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """Put the run's secret where its processes read it, and say where that is.
+    """Write the run's secret for its processes; return the variable with its path.
 
     It is that of the environment, which may be of a larger group; otherwise a new one
-    for several processes. What one process alone needs, it finds or has not.
+    for several processes. One process alone gets no new one: it needs none.
     """
     secret = Secret.from_environment(environ)
     if secret is None and policy.processes > 1:
@@ -116,7 +116,7 @@ class _Group(Driver):
     def __init__(
         self,
         command: Sequence[str],
-        policy: Policy,
+        policy: LaunchPolicy,
         environ: Mapping[str, str],
         folder: Path,
     ) -> None:
@@ -129,9 +129,9 @@ class _Group(Driver):
         self._members: dict[str, Member] = {}
 
     def close(self) -> None:
-        """Leave nothing behind, also after an error of our own."""
+        """Leave nothing behind, also after an error of this launcher itself."""
         until_s = time.monotonic() + _CLEANING_S
-        # By their lifelines, as guards sweep best; by force only what is left then.
+        # By their guards, which sweep best; by force only what is left then.
         for member in self._members.values():
             member.kill()
         for member in self._members.values():
@@ -175,9 +175,9 @@ class _Group(Driver):
         write_lines(sys.stderr.buffer, "[launch] ", lines)
 
     def _group_variables(self, rank: int) -> dict[str, str]:
-        """Return what the processes meet by; another port in each attempt.
+        """Return variables by which the processes meet, at a new port in each attempt.
 
-        One process alone is no group here. It may be one of a larger group, which it
+        One process alone is not a group here. It may be one of a larger group, which it
         finds as it would without a launcher.
         """
         if self._policy.processes == 1:

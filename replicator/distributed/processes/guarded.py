@@ -3,8 +3,8 @@
 A terminal's Ctrl-C does not reach it, from its first instant on. A new session alone
 leaves a gap: a fork belongs to the terminal until it has called `setsid`, and a Ctrl-C
 within these microseconds kills it. So a terminal's signals are blocked while the guard
-starts, which inherits that: one that came in the gap waits until the guard says what
-becomes of it.
+starts, which inherits that: one that came in the gap waits until the guard drops it or
+hands it on.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ class GuardedProcess:
 
     Args:
       command: What to run.
-      owner: Whose it is, in the mark by which all that descends from it is found.
+      owner: Name in the mark by which all that descends from it is found.
       environ: Its environment.
       folder: Deleted by the guard if this process is gone.
       keep: What stays in it.
-      hears_terminal: Whether a Ctrl-C that came before the command had a session of its
+      takes_ctrl_c: Whether a Ctrl-C that came before the command had a session of its
         own is handed to it, or dropped.
       stdin: As for `subprocess.Popen`; `stdout` and `stderr` likewise.
       stdout: See `stdin`.
@@ -65,7 +65,7 @@ class GuardedProcess:
         environ: Mapping[str, str],
         folder: Path,
         keep: Iterable[Path] = (),
-        hears_terminal: bool = False,
+        takes_ctrl_c: bool = False,
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
@@ -77,15 +77,15 @@ class GuardedProcess:
         guarded, lifeline = os.pipe()
         # A file, as two threads may close it: only one of them does.
         self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115
-        told = {
+        options = {
             "lifeline": guarded,
             "launcher": os.getpid(),
             "folder": str(folder),
             "keep": [str(path) for path in keep],
-            "hears_terminal": hears_terminal,
+            "takes_ctrl_c": takes_ctrl_c,
         }
         # -I -S: the guard needs nothing of the environment, and starts at once.
-        program = [sys.executable, "-I", "-S", guard.__file__, json.dumps(told)]
+        program = [sys.executable, "-I", "-S", guard.__file__, json.dumps(options)]
         try:
             with _terminal_signals_blocked():
                 self._guard = subprocess.Popen(
@@ -117,7 +117,7 @@ class GuardedProcess:
         """Whether the kernel has killed a process for memory since the start."""
         return count_memory_kills() > self._memory_kills
 
-    def tell(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the command, through its guard."""
         if self.exited < 0:
             self._guard.send_signal(number)

@@ -17,7 +17,7 @@ class Member:
 
     Args:
       rank: Its number in the group.
-      command: What it runs.
+      command: Its command line.
       environ: Its environment.
       folder: A folder of the launcher's, which the guard deletes if that is gone.
       signal_asked: Returns the signal by which the group was asked to stop.
@@ -47,7 +47,7 @@ class Member:
                 environ=environ,
                 folder=folder,
                 # What the launcher hands on meanwhile must not be dropped.
-                hears_terminal=True,
+                takes_ctrl_c=True,
                 stdout=out_to,
                 stderr=err_to,
             )
@@ -63,7 +63,7 @@ class Member:
 
     def stop(self) -> None:
         """Send the command the signal that asked for the stop, through its guard."""
-        self._process.tell(self._signal_asked())
+        self._process.send_signal(self._signal_asked())
 
     def kill(self) -> None:
         """End all that descends from it, by its guard, which sweeps best.
@@ -93,5 +93,5 @@ class Member:
         code, out_of_memory = self._process.close(), self._process.out_of_memory
         self._out.close()
         self._err.close()
-        lines = self._err.last_words()
+        lines = self._err.last_lines()
         self._report(ProcessEnd(self._rank, code, lines, out_of_memory))

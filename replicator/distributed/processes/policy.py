@@ -1,4 +1,4 @@
-"""The rules of `replicator launch`: its one group, and what exit codes mean to it."""
+"""Rules of `replicator launch`: its one group, and its exit codes."""
 
 import dataclasses
 import math
@@ -22,17 +22,20 @@ from replicator.exit_codes import PREEMPTED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """How patient a launcher is.
+class LaunchPolicy:
+    """Size of a group, its restarts and its time limits.
 
     Attributes:
-      processes: How many processes the group has.
-      max_restarts: Restarts without progress before the group is given up.
-      stop_grace_s: How long processes may take to end once asked.
-      hung_grace_s: How long the others may write their stacks once one said it hung.
-      kill_grace_s: How long a killed process may take to vanish.
-      longest_backoff_s: The longest wait before a restart; the first is at once, then
-        1, 2, 4, … s.
+      processes: Number of processes in the group.
+      max_restarts: Number of restarts without progress before the group is given up.
+      stop_grace_s: Seconds that processes may take to end once asked.
+      hung_grace_s: Seconds that the others may write their stacks once one has hung.
+      kill_grace_s: Seconds that a killed process may take to vanish.
+      longest_backoff_s: Seconds of the longest wait before a restart; the first is at
+        once, then 1, 2, 4, …
+
+    >>> LaunchPolicy(processes=2).unit.workers
+    ('process 0', 'process 1')
     """
 
     processes: int
@@ -44,7 +47,7 @@ class Policy:
 
     @property
     def unit(self) -> Unit:
-        """Return the group, as the supervisor runs it."""
+        """Unit of the supervisor that the group is."""
         return Unit(
             workers=tuple(map(process_name, range(self.processes))),
             # Progress is a step that is safe, however long a process ran.
@@ -57,13 +60,13 @@ class Policy:
 
     @property
     def patience(self) -> Patience:
-        """Return the same patience in the supervisor's words."""
+        """Time limits, as the supervisor takes them."""
         return Patience(
             stop_grace_s=self.stop_grace_s,
             kill_grace_s=self.kill_grace_s,
             longest_backoff_s=self.longest_backoff_s,
             kills=2,
-            # Fingers that wait for a save come back to Ctrl-C.
+            # A user who waits for a save presses Ctrl-C once more.
             kills_at={"SIGINT": 3, "SIGTERM": 2},
         )
 
@@ -85,7 +88,11 @@ class ProcessEnd(NamedTuple):
 
 
 def process_name(rank: int) -> str:
-    """Return what a process is called."""
+    """Return the name of a process.
+
+    >>> process_name(2)
+    'process 2'
+    """
     return f"process {rank}"
 
 
@@ -96,19 +103,19 @@ def ended(
     hung_grace_s: float = 0.0,
     safe_step: int | None = None,
 ) -> Ended:
-    """Return what the end of a process is to the supervisor.
+    """Return the supervisor's event for the end of a process.
 
     Args:
-      end: How it ended.
-      state: Where the group is.
-      hung_grace_s: As in `Policy`.
+      end: Exit of the process.
+      state: State of the group.
+      hung_grace_s: As in `LaunchPolicy`.
       safe_step: The highest step that any process has reported so far.
     """
     [unit] = state.units
     name, code = process_name(end.rank), end.code
     asked = signal_asked(state.stopped_by)
     if asked is None and state.asks:
-        # A preempted process ended first; who preempts sends this one to all.
+        # A preempted process ended first; a scheduler sends this one to all.
         asked = signal.SIGTERM
     how = meaning(code)
     if asked and code in (-asked, 128 + asked):
@@ -130,25 +137,32 @@ def ended(
 
 
 def stop_asked(number: int) -> StopAsked:
-    """Return what a signal asks for: a closed terminal to save and end, too."""
+    """Return the request to stop for a signal; SIGHUP asks to save and end, too.
+
+    >>> stop_asked(signal.SIGHUP).by
+    'SIGTERM'
+    """
     return StopAsked(by="SIGINT" if number == signal.SIGINT else "SIGTERM")
 
 
 def signal_asked(by: str | None) -> signal.Signals | None:
-    """Return the signal by which a stop was asked; None where it was another's wish.
+    """Return the signal by which a stop was asked for; None if it was not a signal.
 
     Args:
       by: As `StopAsked` has it.
+
+    >>> signal_asked("SIGINT"), signal_asked("process 1")
+    (<Signals.SIGINT: 2>, None)
     """
     return {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(by or "")
 
 
 def exit_code(state: State, finish: Finish) -> int:
-    """Return what the launcher ends with, as a shell would say it: 137 for SIGKILL.
+    """Return the exit code of the launcher, as of a shell: 137 for SIGKILL.
 
     Args:
-      state: Where the group is.
-      finish: How the run ended.
+      state: State of the group.
+      finish: Outcome of the run.
     """
     [unit] = state.units
     asked = signal_asked(finish.stopped_by)

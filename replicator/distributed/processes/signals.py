@@ -12,11 +12,11 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[socket.socket]:
     """Take these signals, in the main thread, until the end of the block.
 
     Args:
-      numbers: Of the signals.
+      numbers: Numbers of the signals.
 
     Yields:
-      A socket that gets a byte, the signal's number, for each. One that nobody reads
-      loses those that do not fit.
+      A socket that gets a byte, the signal's number, for each. If nobody reads it,
+      those that do not fit are lost.
     """
     inbox, outbox = socket.socketpair()
     inbox.setblocking(False)
