@@ -25,7 +25,7 @@ from replicator.distributed.meeting.server import serve as serve_rendezvous
 from replicator.distributed.processes.ports import free_port
 from replicator.errors import DistributedError
 from replicator.launchpad_bridge.acting import InferenceServer
-from replicator.launchpad_bridge.launchers.on_ray import address_books
+from replicator.launchpad_bridge.addresses import address_books
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.options import LearnerOptions, params_of
 from replicator.launchpad_bridge.learner.published import PublishedVariables

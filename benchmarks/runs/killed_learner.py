@@ -15,7 +15,9 @@ from replicator.base.host.json_lines import read_lines
 from replicator.base.types import PyTree
 from replicator.checkpoint.commit import list_steps
 from replicator.errors import NodeFailedError, ReplicatorError, RunTimeoutError
-from replicator.launchpad_bridge.launchers.forked.process_watch import StartedWorker
+from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
+    ForkedProcess,
+)
 
 _POLL_S = 0.005
 
@@ -116,7 +118,7 @@ class KnownProcesses:
     shows_output = False
 
     def __init__(self) -> None:
-        self.started: dict[str, StartedWorker] = {}
+        self.started: dict[str, ForkedProcess] = {}
         self._processes = lp.Processes(terminal="output_to_files")
 
     def open(
@@ -127,13 +129,13 @@ class KnownProcesses:
 
 
 class _KnownWorkers:
-    def __init__(self, workers: Any, started: dict[str, StartedWorker]) -> None:
+    def __init__(self, workers: Any, started: dict[str, ForkedProcess]) -> None:
         self._workers = workers
         self._started = started
 
     def start(self, executable: lp.Executable, attempt: int) -> lp.Worker:
         worker = self._workers.start(executable, attempt)
-        self._started[executable.name] = worker
+        self._started[executable.name] = worker.process
         return worker
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from replicator.distributed.processes.group import launch
-from replicator.distributed.processes.policy import Policy
+from replicator.distributed.processes.policy import LaunchPolicy
 from replicator.errors import ArgumentError, check_count
 
 SUMMARY = "Run a script as several processes on this host; restart them when one dies"
@@ -24,7 +24,7 @@ go on; 128 + n after signal n; otherwise the first failure's.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    defaults = Policy(processes=1)
+    defaults = LaunchPolicy(processes=1)
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
             f"`module` must be one that Python finds, got {arguments.script!r}. Run "
             "`replicator launch` in the folder that holds it, or set PYTHONPATH."
         )
-    policy = Policy(
+    policy = LaunchPolicy(
         processes=arguments.processes,
         max_restarts=arguments.max_restarts,
         stop_grace_s=arguments.stop_grace,

@@ -13,6 +13,7 @@ The names are Launchpad's, and what it promises holds here.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from replicator.distributed.processes.driver import Worker
 from replicator.errors import (
     LaunchError,
     NodeFailedError,
@@ -70,7 +71,6 @@ from replicator.launchpad_bridge.protocols import (
     Resources,
     Restart,
     StopAsked,
-    Worker,
     Workers,
 )
 from replicator.launchpad_bridge.run import Run

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from replicator.base.types import PyTree
+from replicator.distributed.processes.driver import Worker
 from replicator.distributed.processes.states import Restart, StopAsked
 
 
@@ -140,18 +141,6 @@ class Exited:
     result: PyTree = None
     error: BaseException | None = None
     code: int | None = None
-
-
-class Worker(Protocol):
-    """One start of an executable."""
-
-    def stop(self) -> None:
-        """Ask it to stop (sets its `stop_event`); returns at once."""
-        ...
-
-    def kill(self) -> None:
-        """End it and all that it started, if it still runs; returns at once."""
-        ...
 
 
 class Launcher(Protocol):

@@ -30,6 +30,7 @@ from replicator.launchpad_bridge.nodes.py_node import PyClassNode
 from replicator.launchpad_bridge.protocols import Executable
 from replicator.launchpad_bridge.running.containers import children
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
+from replicator.rpc.security.private_files import create_private
 
 _SCRIPTS = ("__main__", "__mp_main__")  # the second in what was spawned
 _IN_PLACE_OF_SCRIPT = """
@@ -56,6 +57,28 @@ def pack(executable: Executable) -> bytes:
         return file.getvalue()
     except Exception as error:
         raise LaunchError(_unpicklable(executable, error)) from error
+
+
+def write(executable: Executable, recipe: Path) -> Path:
+    """Write what a worker runs to a private file; return its path.
+
+    Args:
+      executable: What to run.
+      recipe: Path of the file, which must not exist.
+
+    Raises:
+      LaunchError: It cannot be pickled, or not be written.
+    """
+    data = pack(executable)
+    try:
+        with os.fdopen(create_private(recipe), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise LaunchError(
+            f"`{executable.name}` cannot be started: its recipe of {len(data)} bytes "
+            f"cannot be written: {error}."
+        ) from error
+    return recipe
 
 
 def unpack(recipe: Path) -> Executable:

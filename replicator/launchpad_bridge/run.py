@@ -23,7 +23,7 @@ from replicator.distributed.processes.states import (
     WorkerState,
 )
 from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
-from replicator.launchpad_bridge.driver import Driver
+from replicator.launchpad_bridge.driver import RunDriver
 from replicator.launchpad_bridge.protocols import Launcher, Plan
 from replicator.launchpad_bridge.running import exit_status, interrupts, node_context
 from replicator.launchpad_bridge.running.ends import is_symptom
@@ -79,7 +79,7 @@ class Run:
         self._stopping = threading.Event()
         self._signum: int | None = None
         self._journal = RunJournal(plan.folder)
-        self._driver = Driver(plan, launcher, patience=patience, tell=self._take_note)
+        self._driver = RunDriver(plan, launcher, patience=patience, on_event=self._note)
 
     def start(self) -> Self:
         """Open the launcher, start the workers.
@@ -276,7 +276,7 @@ class Run:
         phase = "starting" if state is None else state.phase
         return f"<Run of {self.program!r}: {phase}>"
 
-    def _take_note(self) -> None:
+    def _note(self) -> None:
         """Note the changes of an event; in the driver's thread."""
         state, finish = self._driver.state, self._driver.finish
         self._journal.note(state, finish)

@@ -4,7 +4,7 @@ import dataclasses
 
 import replicator.launchpad_bridge as lp
 from replicator.distributed.processes.states import Patience
-from replicator.launchpad_bridge.driver import Driver
+from replicator.launchpad_bridge.driver import RunDriver
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan
 
 
@@ -67,7 +67,9 @@ def drive(ends, tmp_path, **patience):
         logs=tmp_path,
         executables=executables,
     )
-    driver = Driver(plan, Told(ends), patience=Patience(**patience), tell=lambda: None)
+    driver = RunDriver(
+        plan, Told(ends), patience=Patience(**patience), on_event=lambda: None
+    )
     assert driver.open() is None
     driver.join()
     return driver

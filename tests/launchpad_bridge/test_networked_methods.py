@@ -14,8 +14,8 @@ from benchmarks.rpc_attack.methods import ATTACKS
 from benchmarks.rpc_attack.offered import CALLS
 from replicator.base.accepts import accepted_by
 from replicator.errors import ArgumentError
+from replicator.launchpad_bridge.addresses.address_books import OfferedRegistry
 from replicator.launchpad_bridge.compat.courier_node import CourierNode
-from replicator.launchpad_bridge.launchers.on_ray.address_books import OfferedRegistry
 from replicator.launchpad_bridge.learner.learner import ReplicatedLearner
 from replicator.launchpad_bridge.learner.published import PublishedVariables
 from replicator.launchpad_bridge.nodes.cacher_node import Cacher

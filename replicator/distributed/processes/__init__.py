@@ -1,15 +1,15 @@
 """Start processes on this host, watch them, start them again, leave nothing behind.
 
-    guard, guarded, sweep      nothing outlives a launcher, whoever is killed
-    signals                    who hears of a Ctrl-C
-    output, exits, symptoms    what a process said, how it ended, and why
-    states, supervisor         when to do what, purely: for groups and programs
-    policy, member, group      `replicator launch`
+    guard, guarded, sweep         nothing outlives a launcher, whatever is killed
+    signals                       signals as bytes of a socket, or to a handler
+    output, exits, symptoms       output of a process, its exit code, its cause
+    states, supervisor, driver    when to start, stop and kill, purely; and doing it
+    policy, member, group         `replicator launch`
 
-The launchers of `launchpad_bridge` stand on the first four.
+The launchers of `launchpad_bridge` use all but the last line.
 """
 
 from replicator.distributed.processes.group import launch
-from replicator.distributed.processes.policy import Policy
+from replicator.distributed.processes.policy import LaunchPolicy
 
-__all__ = ["Policy", "launch"]
+__all__ = ["LaunchPolicy", "launch"]

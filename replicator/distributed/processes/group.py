@@ -1,54 +1,36 @@
-"""Perform what the supervisor decides: start processes, watch them, pass on signals.
+"""`replicator launch`: one group of processes on this host, run by a `Driver`.
 
-One thread and one `select` over everything that can happen: output, an exit (a pidfd,
-so it is seen within milliseconds), a signal, the time. Linux only.
+The main thread drives and takes signals; a thread for each process passes on its output
+and reports its exit (by a pidfd, so it is seen within milliseconds). Linux only.
 """
 
 import contextlib
 import os
-import selectors
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.base.host.held_folder import hold_folder
 from replicator.base.host.standard_streams import lossy_output, take_loss
 from replicator.distributed.clusters import Cluster, as_environment
-from replicator.distributed.processes.exits import count_memory_kills
+from replicator.distributed.processes.driver import Driver
 from replicator.distributed.processes.member import Member
-from replicator.distributed.processes.output import LabelledLines
+from replicator.distributed.processes.output import write_lines
 from replicator.distributed.processes.policy import (
-    Policy,
+    LaunchPolicy,
     ProcessEnd,
     ended,
     exit_code,
-    process_name,
     signal_asked,
     stop_asked,
 )
 from replicator.distributed.processes.ports import free_port
-from replicator.distributed.processes.signals import signals_as_bytes
-from replicator.distributed.processes.states import (
-    Action,
-    Ended,
-    Event,
-    Finish,
-    Kill,
-    Say,
-    Start,
-    Stop,
-    TimeUp,
-)
-from replicator.distributed.processes.supervisor import (
-    begin,
-    decide,
-    next_deadline_s,
-)
+from replicator.distributed.processes.signals import handled
+from replicator.distributed.processes.states import Ended, State
 from replicator.distributed.report_progress import VARIABLE, read_progress
 from replicator.errors import ArgumentError
 from replicator.rpc.security.secret import FILE_VARIABLE, Secret
@@ -59,7 +41,7 @@ _CLEANING_S = 10.0
 
 def launch(
     command: Sequence[str],
-    policy: Policy,
+    policy: LaunchPolicy,
     *,
     devices_per_process: int | None = None,
     environ: Mapping[str, str] | None = None,
@@ -70,8 +52,8 @@ def launch(
     the main thread: it takes the signals. Lines that cannot be printed are dropped.
 
     Args:
-      command: What each process runs.
-      policy: How many processes, and how patient to be with them.
+      command: Command line of each process.
+      policy: Number of processes, restarts and time limits.
       devices_per_process: Fake CPU devices for each; by default those it finds.
       environ: The environment to start from; this process's by default.
 
@@ -92,35 +74,34 @@ def launch(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     if devices_per_process is not None:
         environ[FAKE_DEVICES] = str(devices_per_process)
-    # What was ignored stays so: nohup ignores SIGHUP.
-    heard = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     with (
         lossy_output(),
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
-        contextlib.ExitStack() as held,
-        signals_as_bytes(heard) as inbox,
-        _Group(
-            command,
-            policy,
-            environ | _share_secret(policy, environ, Path(folder)),
-            Path(folder),
-            inbox,
-        ) as group,
+        contextlib.ExitStack() as stack,
     ):
-        held.callback(os.close, hold_folder(folder))
-        code = group.run()
+        environ |= _share_secret(policy, environ, Path(folder))
+        group = _Group(command, policy, environ, Path(folder))
+        # What is ignored stays so: nohup ignores SIGHUP.
+        taken = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+        stack.enter_context(handled(taken, lambda n, _: group.report(stop_asked(n))))
+        stack.callback(os.close, hold_folder(folder))
+        stack.callback(group.close)
+        finish = group.run()
+        assert group.state is not None, "it has run"
+        if finish.failure is not None:
+            group.show(finish.failure)
         if loss := take_loss():
-            _say(loss[0])
-        return code
+            group.log([loss[0]])
+        return exit_code(group.state, finish)
 
 
 def _share_secret(
-    policy: Policy, environ: Mapping[str, str], folder: Path
+    policy: LaunchPolicy, environ: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """Put the run's secret where its processes read it, and say where that is.
+    """Write the run's secret for its processes; return the variable with its path.
 
     It is that of the environment, which may be of a larger group; otherwise a new one
-    for several processes. What one process alone needs, it finds or has not.
+    for several processes. One process alone gets no new one: it needs none.
     """
     secret = Secret.from_environment(environ)
     if secret is None and policy.processes > 1:
@@ -131,149 +112,72 @@ def _share_secret(
     return {FILE_VARIABLE: str(folder / "secret")}
 
 
-class _Group:
+class _Group(Driver):
     def __init__(
         self,
         command: Sequence[str],
-        policy: Policy,
+        policy: LaunchPolicy,
         environ: Mapping[str, str],
         folder: Path,
-        inbox: socket.socket,
     ) -> None:
+        super().__init__([policy.unit], policy.patience)
         self._command = command
         self._policy = policy
         self._environ = environ
         self._folder = folder
-        self._inbox = inbox
-        self._clock: Clock = SystemClock()
+        self._port = 0
         self._members: dict[str, Member] = {}
-        self._finish: Finish | None = None
-        self._state, self._actions = begin(
-            [policy.unit], self._clock.now_s(), patience=policy.patience
-        )
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(inbox, selectors.EVENT_READ)
 
-    def __enter__(self) -> "_Group":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Leave nothing behind, also after an error of our own."""
-        until_s = self._clock.now_s() + _CLEANING_S
-        # By their lifelines, as guards sweep best; by force only what is left then.
+    def close(self) -> None:
+        """Leave nothing behind, also after an error of this launcher itself."""
+        until_s = time.monotonic() + _CLEANING_S
+        # By their guards, which sweep best; by force only what is left then.
         for member in self._members.values():
-            member.kill(hard=False)
-        while self._members and self._clock.now_s() < until_s:
-            for member in self._wait_for_exits(until_s):
-                self._take_out(member)
+            member.kill()
         for member in self._members.values():
-            member.kill(hard=True)
-        self._selector.close()
+            member.join(max(0.0, until_s - time.monotonic()))
+            member.kill()
 
-    def run(self) -> int:
-        """Go on until the supervisor says that it is over; return the exit code."""
-        self._perform(self._actions)
-        while self._finish is None:
-            exited = self._wait_for_exits(next_deadline_s(self._state))
-            # The wish first: exits seen in the same round then count as leaving, not as
-            # a failure that starts all again.
-            for number in self._read_signals():
-                self._handle(stop_asked(number))
-            for member in exited:
-                self._handle_exit(member)
-            deadline_s = next_deadline_s(self._state)
-            if deadline_s is not None and self._clock.now_s() >= deadline_s:
-                self._handle(TimeUp())
-        if self._finish.failure is not None:
-            _show(self._finish.failure)
-        return exit_code(self._state, self._finish)
-
-    def _wait_for_exits(self, until_s: float | None) -> list[Member]:
-        """Pass on output until something else happens; return who has exited."""
-        left_s = None if until_s is None else max(0.0, until_s - self._clock.now_s())
-        exited = []
-        for key, _ in self._selector.select(left_s):
-            if isinstance(key.data, LabelledLines):
-                if not key.data.pump():
-                    self._selector.unregister(key.fd)
-            elif isinstance(key.data, Member):
-                exited.append(key.data)
-        return exited
-
-    def _read_signals(self) -> Iterator[int]:
-        with contextlib.suppress(BlockingIOError):
-            yield from self._inbox.recv(1024)
-
-    def _handle_exit(self, member: Member) -> None:
-        code = self._take_out(member)
-        end = ProcessEnd(member.rank, code, member.err.last_words())
-        event = ended(
-            end,
-            self._state,
-            hung_grace_s=self._policy.hung_grace_s,
-            safe_step=self._progress(),
-            out_of_memory=count_memory_kills() > member.memory_kills,
+    def start_worker(self, name: str, attempt: int) -> Member:
+        rank = self._policy.unit.workers.index(name)
+        if rank == 0:
+            self._port = free_port()
+        environ = {
+            **self._environ,
+            **self._group_variables(rank),
+            "REPLICATOR_ATTEMPT": str(attempt),
+            VARIABLE: str(self._folder / f"progress-{rank}"),
+        }
+        self._members[name] = member = Member(
+            rank,
+            self._command,
+            environ=environ,
+            folder=self._folder,
+            signal_asked=self._signal_asked,
+            report=self.report,
         )
-        self._handle(event)
+        return member
 
-    def _take_out(self, member: Member) -> int:
-        for descriptor in (member.out.descriptor, member.err.descriptor, member.exited):
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(descriptor)
-        del self._members[process_name(member.rank)]
-        return member.reap()
+    def _signal_asked(self) -> int:
+        assert self.state is not None, "it runs"
+        number = signal_asked(self.state.stopped_by)
+        assert number is not None, "only a signal asks for a stop"
+        return number
 
-    def _progress(self) -> int | None:
+    def to_ended(self, end: ProcessEnd, state: State) -> Ended:
         steps = map(read_progress, self._folder.glob("progress-*[0-9]"))
-        return max((step for step in steps if step is not None), default=None)
+        safe_step = max((step for step in steps if step is not None), default=None)
+        hung_grace_s = self._policy.hung_grace_s
+        return ended(end, state, hung_grace_s=hung_grace_s, safe_step=safe_step)
 
-    def _handle(self, event: Event) -> None:
-        self._state, actions = decide(self._state, event, self._clock.now_s())
-        self._perform(actions)
+    def log(self, messages: Sequence[str]) -> None:
+        lines = [text.encode() for text in messages]
+        write_lines(sys.stderr.buffer, "[launch] ", lines)
 
-    def _perform(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Start():
-                    self._start(action.attempt)
-                case Stop():
-                    number = signal_asked(self._state.stopped_by)
-                    assert number is not None, "only a signal asks for a stop"
-                    for name in action.names:
-                        self._members[name].tell(number)
-                case Kill():
-                    for name in action.names:
-                        self._members[name].kill(hard=action.hard)
-                case Say():
-                    _say(action.message)
-                case Finish():
-                    self._finish = action
+    def _group_variables(self, rank: int) -> dict[str, str]:
+        """Return variables by which the processes meet, at a new port in each attempt.
 
-    def _start(self, attempt: int) -> None:
-        port = free_port()
-        for rank in range(self._policy.processes):
-            environ = {
-                **self._environ,
-                **self._group_variables(rank, port),
-                "REPLICATOR_ATTEMPT": str(attempt),
-                VARIABLE: str(self._folder / f"progress-{rank}"),
-            }
-            self._members[process_name(rank)] = member = Member(
-                rank,
-                self._command,
-                environ=environ,
-                folder=self._folder,
-                out=sys.stdout.buffer,
-                err=sys.stderr.buffer,
-            )
-            for lines in (member.out, member.err):
-                self._selector.register(lines.descriptor, selectors.EVENT_READ, lines)
-            self._selector.register(member.exited, selectors.EVENT_READ, member)
-
-    def _group_variables(self, rank: int, port: int) -> dict[str, str]:
-        """Return what the processes meet by; another port in each attempt.
-
-        One process alone is no group here. It may be one of a larger group, which it
+        One process alone is not a group here. It may be one of a larger group, which it
         finds as it would without a launcher.
         """
         if self._policy.processes == 1:
@@ -281,26 +185,16 @@ class _Group:
         return as_environment(
             Cluster(
                 kind="replicator",
-                coordinator=f"127.0.0.1:{port}",
+                coordinator=f"127.0.0.1:{self._port}",
                 num_processes=self._policy.processes,
                 process_id=rank,
             )
         )
 
-
-def _show(failure: Ended) -> None:
-    """Print the first failure's last lines again: thousands may have followed."""
-    how = failure.text.removeprefix(f"{failure.name} ")
-    _say(
-        f"the first failure was {failure.name} in attempt {failure.attempt}: it {how}. "
-        "Its last lines:"
-    )
-    end: ProcessEnd = failure.exited
-    for line in end.last_lines:
-        sys.stderr.buffer.write(f"[{end.rank}] ".encode() + line + b"\n")
-    sys.stderr.buffer.flush()
-
-
-def _say(message: str) -> None:
-    sys.stderr.buffer.write(f"[launch] {message}\n".encode())
-    sys.stderr.buffer.flush()
+    def show(self, failure: Ended) -> None:
+        """Print the first failure's last lines again: thousands may have followed."""
+        how = failure.text.removeprefix(f"{failure.name} ")
+        first = f"the first failure was {failure.name} in attempt {failure.attempt}"
+        self.log([f"{first}: it {how}. Its last lines:"])
+        end: ProcessEnd = failure.exited
+        write_lines(sys.stderr.buffer, f"[{end.rank}] ", end.last_lines)

@@ -1,13 +1,13 @@
 """Stand between a launcher and one command; let nothing outlive either.
 
-Run as a program of its own, `guard.py TOLD COMMAND…`, with the standard library only
+Run as a program of its own, `guard.py OPTIONS COMMAND…`, with the standard library only
 (it starts in about 10 ms). It starts the command, hands on signals, and exits as the
 command exits. It kills the command and all that it started, whatever their session, as
 soon as
 
 - the command has exited, or
 - the lifeline, a pipe of which only the launcher holds the other end, is closed:
-  because the launcher wants it so, or
+  the launcher ends the command, or
 - the launcher is gone, even by SIGKILL.
 
 How: the guard is a "subreaper", so orphans below it become its children and can be
@@ -34,10 +34,10 @@ from pathlib import Path
 from types import FrameType
 
 KILLED_BY_LAUNCHER = 137
-"""What a guard exits with that was told to kill; the kernel's own SIGKILL is -9."""
+"""Exit code of a guard that killed for its launcher; the kernel's SIGKILL is -9."""
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
-"""What Ctrl-C, and a terminal that goes away, send to all that belong to it."""
+"""Signals that Ctrl-C, and the end of a terminal, send to all that belong to it."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -54,21 +54,21 @@ _POLL_S = 0.002
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run a command until it, or the launcher, ends.
 
     Args:
-      words: One JSON object, and the command. `lifeline` is a file descriptor,
-        `launcher` a process id, `folder` is deleted if the launcher is gone, but for
-        the paths of `keep`; without `hears_terminal` a Ctrl-C is dropped that came
-        before this process had a session of its own.
+      arguments: One JSON object of options, and the command. `lifeline` is a file
+        descriptor, `launcher` a process id; `folder` is deleted if the launcher is
+        gone, but for the paths of `keep`. Unless `takes_ctrl_c` is set, a Ctrl-C that
+        came before this process had a session of its own is dropped.
 
     Returns:
       The command's exit code, negative for a signal, as in `subprocess`; 137 if the
       launcher ended it.
     """
-    told, command = json.loads(words[0]), words[1:]
-    if not told["hears_terminal"]:
+    options, command = json.loads(arguments[0]), arguments[1:]
+    if not options["takes_ctrl_c"]:
         _forget_terminal()
     if not hasattr(os, "pidfd_open"):
         os.execvp(command[0], command)
@@ -76,10 +76,10 @@ def main(words: list[str]) -> int:
     child = _start(command)
     # What the command has as its input, a socket perhaps, ends when the command does.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    code = _wait(child, told["lifeline"], told["launcher"])
+    code = _wait(child, options["lifeline"], options["launcher"])
     _sweep(child)
-    if os.getppid() != told["launcher"]:
-        delete(Path(told["folder"]), keep=[Path(path) for path in told["keep"]])
+    if os.getppid() != options["launcher"]:
+        delete(Path(options["folder"]), keep=[Path(path) for path in options["keep"]])
     return KILLED_BY_LAUNCHER if code is None else code
 
 
@@ -98,7 +98,7 @@ def die_with(parent: int) -> None:
     if _LIBC is not None:
         # Survives `exec`; forks of this process do not inherit it.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # It died before the line above: the kernel tells of later deaths only.
+        # It died before the line above: the kernel signals later deaths only.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -138,7 +138,7 @@ def delete(folder: Path, *, keep: Collection[Path] = ()) -> None:
 
 
 def _forget_terminal() -> None:
-    """Drop what a terminal sent; who starts this process blocks that until here."""
+    """Drop what a terminal sent; the launcher has blocked its signals until here."""
     for number in TERMINAL_SIGNALS:
         before = signal.signal(number, signal.SIG_IGN)  # drops what waits
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -146,10 +146,10 @@ def _forget_terminal() -> None:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start the command; what signals come meanwhile, it gets afterwards.
+    """Start the command; signals that come meanwhile it gets afterwards.
 
-    So it does with a Ctrl-C from before this process had a session of its own, if it
-    `hears_terminal`.
+    Among them is a Ctrl-C from before this process had a session of its own, if
+    `takes_ctrl_c` is set.
     """
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
@@ -187,7 +187,7 @@ def _wait(child: subprocess.Popen[bytes], lifeline: int, launcher: int) -> int |
     if os.getppid() != launcher:
         return None
     ready = {descriptor for descriptor, _ in poll.poll()}
-    # If several are ready: a command that ended by itself tells its own code.
+    # If several are ready: the code of a command that ended by itself counts.
     return child.wait() if exited in ready else None
 
 

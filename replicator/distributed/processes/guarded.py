@@ -3,8 +3,8 @@
 A terminal's Ctrl-C does not reach it, from its first instant on. A new session alone
 leaves a gap: a fork belongs to the terminal until it has called `setsid`, and a Ctrl-C
 within these microseconds kills it. So a terminal's signals are blocked while the guard
-starts, which inherits that: one that came in the gap waits until the guard says what
-becomes of it.
+starts, which inherits that: one that came in the gap waits until the guard drops it or
+hands it on.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from replicator.distributed.processes import guard
+from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.sweep import MARK, kill_marked, kill_session
 
 # Longer than a guard sweeps (`guard._SWEEP_S`).
@@ -36,11 +37,11 @@ class GuardedProcess:
 
     Args:
       command: What to run.
-      owner: Whose it is, in the mark by which all that descends from it is found.
+      owner: Name in the mark by which all that descends from it is found.
       environ: Its environment.
       folder: Deleted by the guard if this process is gone.
       keep: What stays in it.
-      hears_terminal: Whether a Ctrl-C that came before the command had a session of its
+      takes_ctrl_c: Whether a Ctrl-C that came before the command had a session of its
         own is handed to it, or dropped.
       stdin: As for `subprocess.Popen`; `stdout` and `stderr` likewise.
       stdout: See `stdin`.
@@ -64,26 +65,27 @@ class GuardedProcess:
         environ: Mapping[str, str],
         folder: Path,
         keep: Iterable[Path] = (),
-        hears_terminal: bool = False,
+        takes_ctrl_c: bool = False,
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
     ) -> None:
+        self._memory_kills = count_memory_kills()
         # Unlike that of all else of the same owner: only this one's are swept.
         self._mark = f"{owner}.{secrets.token_hex(4)}"
         # Our end closes on `exec`: no other process started from here keeps it open.
         guarded, lifeline = os.pipe()
         # A file, as two threads may close it: only one of them does.
         self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115
-        told = {
+        options = {
             "lifeline": guarded,
             "launcher": os.getpid(),
             "folder": str(folder),
             "keep": [str(path) for path in keep],
-            "hears_terminal": hears_terminal,
+            "takes_ctrl_c": takes_ctrl_c,
         }
         # -I -S: the guard needs nothing of the environment, and starts at once.
-        program = [sys.executable, "-I", "-S", guard.__file__, json.dumps(told)]
+        program = [sys.executable, "-I", "-S", guard.__file__, json.dumps(options)]
         try:
             with _terminal_signals_blocked():
                 self._guard = subprocess.Popen(
@@ -110,7 +112,12 @@ class GuardedProcess:
         # A file, as the lifeline is one.
         self._exited = open(self.exited, "rb", buffering=0) if has_pidfds else None  # noqa: SIM115
 
-    def tell(self, number: int) -> None:
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process for memory since the start."""
+        return count_memory_kills() > self._memory_kills
+
+    def send_signal(self, number: int) -> None:
         """Send a signal to the command, through its guard."""
         if self.exited < 0:
             self._guard.send_signal(number)

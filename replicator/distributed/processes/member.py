@@ -1,25 +1,27 @@
 """One process of a group: its guard, its output, how it ends."""
 
 import os
-from collections.abc import Mapping, Sequence
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-from replicator.distributed.processes.exits import count_memory_kills
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.distributed.processes.output import LabelledLines
+from replicator.distributed.processes.policy import ProcessEnd
 
 
 class Member:
-    """A process that was started, with all that it starts itself.
+    """A process that was started, with all that it starts itself; a `Worker`.
 
     Args:
       rank: Its number in the group.
-      command: What it runs.
+      command: Its command line.
       environ: Its environment.
       folder: A folder of the launcher's, which the guard deletes if that is gone.
-      out: Where lines of its standard output go.
-      err: Where lines of its standard error go.
+      signal_asked: Returns the signal by which the group was asked to stop.
+      report: Takes its end, once; called in a thread of its own.
     """
 
     def __init__(
@@ -29,11 +31,13 @@ class Member:
         *,
         environ: Mapping[str, str],
         folder: Path,
-        out: BinaryIO,
-        err: BinaryIO,
+        signal_asked: Callable[[], int],
+        report: Callable[[ProcessEnd], None],
     ) -> None:
-        self.rank = rank
-        self.memory_kills = count_memory_kills()
+        self._rank = rank
+        self._signal_asked = signal_asked
+        self._report = report
+        self._is_killed = False
         out_from, out_to = os.pipe()
         err_from, err_to = os.pipe()
         try:
@@ -43,36 +47,51 @@ class Member:
                 environ=environ,
                 folder=folder,
                 # What the launcher hands on meanwhile must not be dropped.
-                hears_terminal=True,
+                takes_ctrl_c=True,
                 stdout=out_to,
                 stderr=err_to,
             )
         finally:
             for descriptor in (out_to, err_to):
                 os.close(descriptor)
-        self.exited = self._process.exited
-        self.out = LabelledLines(out_from, f"[{rank}] ", out)
-        self.err = LabelledLines(err_from, f"[{rank}] ", err)
+        self._out = LabelledLines(out_from, f"[{rank}] ", sys.stdout.buffer)
+        self._err = LabelledLines(err_from, f"[{rank}] ", sys.stderr.buffer)
+        # Alone reads from the pipes, and closes them when the process has exited: that
+        # ends it. A daemon, as a guard that is stuck must not keep the launcher.
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
 
-    def tell(self, number: int) -> None:
-        """Send a signal to the command, through its guard."""
-        self._process.tell(number)
+    def stop(self) -> None:
+        """Send the command the signal that asked for the stop, through its guard."""
+        self._process.send_signal(self._signal_asked())
 
-    def kill(self, *, hard: bool) -> None:
-        """End all that descends from this process.
+    def kill(self) -> None:
+        """End all that descends from it, by its guard, which sweeps best.
 
-        Args:
-          hard: Not by the guard, which sweeps best, but by the kernel: for a guard that
-            does not answer.
+        The second time the kernel does it: the guard did not answer.
         """
-        if hard:
+        if self._is_killed:
             self._process.kill()
-        else:
-            self._process.end()
+        self._is_killed = True
+        self._process.end()
 
-    def reap(self) -> int:
-        """Take the exit code of what has exited, and close everything."""
-        code = self._process.close()
-        for lines in (self.out, self.err):
-            lines.close()
-        return code
+    def join(self, timeout_s: float) -> None:
+        """Wait until its end is reported, but no longer than a time."""
+        self._thread.join(timeout_s)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        streams = {each.descriptor: each for each in (self._out, self._err)}
+        for descriptor in (self._process.exited, *streams):
+            poll.register(descriptor, select.POLLIN)
+        ready: set[int] = set()
+        while self._process.exited not in ready:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            for descriptor in ready & streams.keys():
+                if not streams[descriptor].pump():
+                    poll.unregister(descriptor)
+        code, out_of_memory = self._process.close(), self._process.out_of_memory
+        self._out.close()
+        self._err.close()
+        lines = self._err.last_lines()
+        self._report(ProcessEnd(self._rank, code, lines, out_of_memory))

@@ -1,19 +1,26 @@
 """Label what the processes of a group print, line by line, and keep the last lines."""
 
 import os
+import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import BinaryIO
 
 _KEPT_LINES = 400
 _LONGEST_LINE = 1 << 16
 _SHOWN_LINES = 20
-# More than a pipe holds: whoever still writes after the process is gone is not heard.
+# More than a pipe holds: what is still written after the process is gone is dropped.
 _PIECES_LEFT = 64
 _TRACEBACK = b"Traceback (most recent call last):"
 
 
 class Lines:
-    """The lines of a stream that arrives in pieces."""
+    r"""Lines of a stream that arrives in pieces.
+
+    >>> lines = Lines()
+    >>> lines.feed(b"one\ntw"), lines.feed(b"o\n")
+    ([b'one'], [b'two'])
+    """
 
     def __init__(self) -> None:
         self._begun = b""
@@ -31,17 +38,29 @@ class Lines:
         return [line] if line else []
 
 
+# Held while lines are written, so that those of several processes do not mix.
+_WRITING = threading.Lock()
+
+
+def write_lines(to: BinaryIO, label: str, lines: Sequence[bytes]) -> None:
+    """Write whole lines, each after a label; any thread may."""
+    if lines:
+        with _WRITING:
+            to.write(b"".join(label.encode() + line + b"\n" for line in lines))
+            to.flush()
+
+
 class LabelledLines:
-    """One stream of one process.
+    """One stream of one process, passed on with a label before each line.
 
     Args:
-      descriptor: Where its output arrives; closed with this.
-      label: What goes before each line, for example `[2] `.
-      to: Where lines go.
+      descriptor: Pipe that its output arrives by; closed with this.
+      label: Text before each line, for example `[2] `.
+      to: Stream that lines go to.
     """
 
     def __init__(self, descriptor: int, label: str, to: BinaryIO) -> None:
-        self._label = label.encode()
+        self._label = label
         self._to = to
         self._lines = Lines()
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
@@ -55,7 +74,6 @@ class LabelledLines:
         except BlockingIOError:
             return False
         self._pass_on(self._lines.feed(data))
-        self._to.flush()
         return bool(data)
 
     def close(self) -> None:
@@ -64,24 +82,22 @@ class LabelledLines:
             if not self.pump():
                 break
         self._pass_on(self._lines.rest())
-        self._to.flush()
         os.close(self.descriptor)
 
-    def last_words(self) -> list[bytes]:
+    def last_lines(self) -> list[bytes]:
         """Return the last traceback, with what follows it, or the last few lines."""
         lines = list(self._last)
         starts = [i for i, line in enumerate(lines) if _TRACEBACK in line]
-        # A chain of causes is told from its first traceback on.
+        # A chain of causes begins with its first traceback.
         while len(starts) > 1 and _is_cause(lines[starts[-2] : starts[-1]]):
             starts.pop()
         return lines[starts[-1] :] if starts else lines[-_SHOWN_LINES:]
 
     def _pass_on(self, lines: list[bytes]) -> None:
         self._last += lines
-        if lines:
-            self._to.write(b"".join(self._label + line + b"\n" for line in lines))
+        write_lines(self._to, self._label, lines)
 
 
 def _is_cause(lines: list[bytes]) -> bool:
-    told = (b"direct cause of the following", b"another exception occurred")
-    return any(phrase in line for line in lines for phrase in told)
+    phrases = (b"direct cause of the following", b"another exception occurred")
+    return any(phrase in line for line in lines for phrase in phrases)

@@ -1,4 +1,4 @@
-"""The rules of `replicator launch`: its one group, and what exit codes mean to it."""
+"""Rules of `replicator launch`: its one group, and its exit codes."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicator.distributed.processes.exits import describe_code
+from replicator.distributed.processes.exits import describe_code, meaning
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.states import (
     Ended,
@@ -18,21 +18,24 @@ from replicator.distributed.processes.states import (
     Unit,
 )
 from replicator.distributed.processes.symptoms import comes_again, is_symptom
-from replicator.exit_codes import HUNG, PREEMPTED
+from replicator.exit_codes import PREEMPTED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """How patient a launcher is.
+class LaunchPolicy:
+    """Size of a group, its restarts and its time limits.
 
     Attributes:
-      processes: How many processes the group has.
-      max_restarts: Restarts without progress before the group is given up.
-      stop_grace_s: How long processes may take to end once asked.
-      hung_grace_s: How long the others may write their stacks once one said it hung.
-      kill_grace_s: How long a killed process may take to vanish.
-      longest_backoff_s: The longest wait before a restart; the first is at once, then
-        1, 2, 4, … s.
+      processes: Number of processes in the group.
+      max_restarts: Number of restarts without progress before the group is given up.
+      stop_grace_s: Seconds that processes may take to end once asked.
+      hung_grace_s: Seconds that the others may write their stacks once one has hung.
+      kill_grace_s: Seconds that a killed process may take to vanish.
+      longest_backoff_s: Seconds of the longest wait before a restart; the first is at
+        once, then 1, 2, 4, …
+
+    >>> LaunchPolicy(processes=2).unit.workers
+    ('process 0', 'process 1')
     """
 
     processes: int
@@ -44,7 +47,7 @@ class Policy:
 
     @property
     def unit(self) -> Unit:
-        """Return the group, as the supervisor runs it."""
+        """Unit of the supervisor that the group is."""
         return Unit(
             workers=tuple(map(process_name, range(self.processes))),
             # Progress is a step that is safe, however long a process ran.
@@ -57,27 +60,39 @@ class Policy:
 
     @property
     def patience(self) -> Patience:
-        """Return the same patience in the supervisor's words."""
+        """Time limits, as the supervisor takes them."""
         return Patience(
             stop_grace_s=self.stop_grace_s,
             kill_grace_s=self.kill_grace_s,
             longest_backoff_s=self.longest_backoff_s,
             kills=2,
-            # Fingers that wait for a save come back to Ctrl-C.
+            # A user who waits for a save presses Ctrl-C once more.
             kills_at={"SIGINT": 3, "SIGTERM": 2},
         )
 
 
 class ProcessEnd(NamedTuple):
-    """How a process ended: its code, negative for a signal, and its last lines."""
+    """End of a process of the group.
+
+    Attributes:
+      rank: Its number in the group.
+      code: Exit code, negative for a signal.
+      last_lines: Last lines of its standard error.
+      out_of_memory: Whether the kernel killed a process for memory while it lived.
+    """
 
     rank: int
     code: int
     last_lines: Sequence[bytes]
+    out_of_memory: bool = False
 
 
 def process_name(rank: int) -> str:
-    """Return what a process is called."""
+    """Return the name of a process.
+
+    >>> process_name(2)
+    'process 2'
+    """
     return f"process {rank}"
 
 
@@ -87,60 +102,67 @@ def ended(
     *,
     hung_grace_s: float = 0.0,
     safe_step: int | None = None,
-    out_of_memory: bool = False,
 ) -> Ended:
-    """Return what the end of a process is to the supervisor.
+    """Return the supervisor's event for the end of a process.
 
     Args:
-      end: How it ended.
-      state: Where the group is.
-      hung_grace_s: As in `Policy`.
+      end: Exit of the process.
+      state: State of the group.
+      hung_grace_s: As in `LaunchPolicy`.
       safe_step: The highest step that any process has reported so far.
-      out_of_memory: Whether the kernel killed something for memory while it lived.
     """
     [unit] = state.units
     name, code = process_name(end.rank), end.code
     asked = signal_asked(state.stopped_by)
     if asked is None and state.asks:
-        # A preempted process ended first; who preempts sends this one to all.
+        # A preempted process ended first; a scheduler sends this one to all.
         asked = signal.SIGTERM
-    is_done = code == 0 or (asked and code in (-asked, 128 + asked))
-    # A guard that was told so kills by itself, and says it; by force it dies as well.
-    is_forced = code == -signal.SIGKILL and unit.kills > 1
+    how = meaning(code)
+    if asked and code in (-asked, 128 + asked):
+        how = "done"
+    # Its guard is killed as well only the second time.
+    is_killed = how == "killed" and (code != -signal.SIGKILL or unit.kills > 1)
     return Ended(
         name=name,
         attempt=unit.attempt,
-        outcome="preempted" if code == PREEMPTED else "done" if is_done else "failed",
-        text=f"{name} {describe_code(code, out_of_memory=out_of_memory)}",
-        looks_killed=code == KILLED_BY_LAUNCHER or is_forced,
+        outcome=how if how in ("done", "preempted") else "failed",
+        text=f"{name} {describe_code(code, out_of_memory=end.out_of_memory)}",
+        looks_killed=is_killed,
         is_symptom=is_symptom(end.last_lines),
         comes_again=code == 1 and comes_again(end.last_lines),
-        others_grace_s=hung_grace_s if code == HUNG else 0.0,
+        others_grace_s=hung_grace_s if how == "hung" else 0.0,
         safe_step=safe_step,
         exited=end,
     )
 
 
 def stop_asked(number: int) -> StopAsked:
-    """Return what a signal asks for: a closed terminal to save and end, too."""
+    """Return the request to stop for a signal; SIGHUP asks to save and end, too.
+
+    >>> stop_asked(signal.SIGHUP).by
+    'SIGTERM'
+    """
     return StopAsked(by="SIGINT" if number == signal.SIGINT else "SIGTERM")
 
 
 def signal_asked(by: str | None) -> signal.Signals | None:
-    """Return the signal by which a stop was asked; None where it was another's wish.
+    """Return the signal by which a stop was asked for; None if it was not a signal.
 
     Args:
       by: As `StopAsked` has it.
+
+    >>> signal_asked("SIGINT"), signal_asked("process 1")
+    (<Signals.SIGINT: 2>, None)
     """
     return {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(by or "")
 
 
 def exit_code(state: State, finish: Finish) -> int:
-    """Return what the launcher ends with, as a shell would say it: 137 for SIGKILL.
+    """Return the exit code of the launcher, as of a shell: 137 for SIGKILL.
 
     Args:
-      state: Where the group is.
-      finish: How the run ended.
+      state: State of the group.
+      finish: Outcome of the run.
     """
     [unit] = state.units
     asked = signal_asked(finish.stopped_by)

@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 
@@ -12,28 +12,40 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[socket.socket]:
     """Take these signals, in the main thread, until the end of the block.
 
     Args:
-      numbers: Of the signals.
+      numbers: Numbers of the signals.
 
     Yields:
-      A socket that gets a byte, the signal's number, for each. One that nobody reads
-      loses those that do not fit.
+      A socket that gets a byte, the signal's number, for each. If nobody reads it,
+      those that do not fit are lost.
     """
-
-    def nothing(number: int, frame: FrameType | None) -> None:
-        """Exist, so that Python writes the number to the socket."""
-
     inbox, outbox = socket.socketpair()
     inbox.setblocking(False)
     outbox.setblocking(False)
-    before = {number: signal.signal(number, nothing) for number in numbers}
-    # Written to by Python's C handler, also while Python itself is busy.
-    wakeup = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
+    # A handler has to exist, so that Python writes the number to the socket.
+    with inbox, outbox, handled(numbers, lambda *_: None):
+        # Written to by Python's C handler, also while Python itself is busy.
+        wakeup = signal.set_wakeup_fd(outbox.fileno(), warn_on_full_buffer=False)
+        try:
+            yield inbox
+        finally:
+            # Before the sockets are closed: C code must not write to a number that is
+            # used anew.
+            signal.set_wakeup_fd(wakeup)
+
+
+@contextlib.contextmanager
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Call a handler for these signals, in the main thread, until the block's end.
+
+    Args:
+      numbers: Numbers of the signals.
+      handler: As `signal.signal` takes it.
+    """
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield inbox
+        yield
     finally:
-        # Before the sockets are closed: C code must not write to a number used anew.
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        inbox.close()
-        outbox.close()
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

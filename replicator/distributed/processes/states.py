@@ -1,4 +1,4 @@
-"""The words between a supervisor's decisions and its driver: state, events, actions."""
+"""States, events and actions of the supervisor, between it and its driver."""
 
 import dataclasses
 import math
@@ -7,18 +7,18 @@ from typing import Any, Literal, TypeAlias
 
 RunPhase: TypeAlias = Literal["running", "stopping", "killing", "ended"]
 UnitPhase: TypeAlias = Literal["running", "clearing", "waiting", "ended"]
-"""Where a run, and a unit of it, is; `supervisor` draws how one follows another."""
+"""Phases of a run, and of a unit; `supervisor` draws how one follows another."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """Whether a failed worker of a group is started again. By default it is not.
+    """Restarts of a failed worker of a group. By default there are none.
 
     Attributes:
-      attempts: Restarts without progress after which the run fails. A worker that ran
-        for `progress_s` has made progress: its count begins anew.
-      progress_s: How long that is, in seconds.
-      backoff_s: The wait before the first restart; it doubles with each, up to 30 s.
+      attempts: Number of restarts without progress after which the run fails. A worker
+        that ran for `progress_s` has made progress: its count begins anew.
+      progress_s: Seconds that count as progress.
+      backoff_s: Seconds before the first restart; they double with each, up to 30.
     """
 
     attempts: int = 0
@@ -28,13 +28,13 @@ class Restart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """What fails and starts again as one: a worker, or a group of workers.
+    """A worker, or a group of workers, that fails and starts again as one.
 
     Attributes:
-      workers: Their names, unlike those of any other unit's.
-      restart: Whether all are started again after one has failed.
-      restarts_at_once: How many restarts without progress come before the first wait.
-      called: What to call them where they are started again.
+      workers: Names of the workers, each in one unit only.
+      restart: Restarts of all of them after one has failed.
+      restarts_at_once: Number of restarts without progress before the first wait.
+      called: Name of all of them in messages about a restart.
     """
 
     workers: tuple[str, ...]
@@ -45,15 +45,15 @@ class Unit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How patient a run is with its workers.
+    """Time limits of a run for its workers.
 
     Attributes:
-      stop_grace_s: How long they may take to end once asked.
-      kill_grace_s: How long a killed one may take to vanish.
-      longest_backoff_s: The longest wait before a restart.
-      kills: How often a worker is killed, the second time harder, before it is left.
-      kills_at: Of those who may lose patience: at which of all their requests to stop
-        everything is killed. Others may ask as often as they like.
+      stop_grace_s: Seconds that they may take to end once asked.
+      kill_grace_s: Seconds that a killed one may take to vanish.
+      longest_backoff_s: Seconds of the longest wait before a restart.
+      kills: Number of times that a worker is killed before it is left behind.
+      kills_at: Number of requests to stop at which everything is killed, by who asks
+        (`StopAsked.by`). Requests of others kill nothing, however many they are.
     """
 
     stop_grace_s: float = 10.0
@@ -70,17 +70,17 @@ class Ended:
     """A worker has ended.
 
     Attributes:
-      name: The worker's.
-      attempt: Its start that ended: 0 for the first.
-      outcome: "preempted" ended well, but takes the whole run along.
-      text: How it ended, in a line that names it.
-      looks_killed: Whether it ended as one does that is killed.
-      is_symptom: Whether it only says that another one is gone.
-      comes_again: Whether it says why to start it again is of no use.
-      others_grace_s: How long the others of its group may go on, if it failed: they are
-        writing down what they did.
-      safe_step: The highest step that it, or any of its group, has reported as safe.
-      exited: What the driver wants to keep of it.
+      name: Name of the worker.
+      attempt: Number of the start that ended, from 0.
+      outcome: "done", "failed", or "preempted": it ended well, but stops the whole run.
+      text: One line that names it and describes its end.
+      looks_killed: Whether it ended as a killed worker does.
+      is_symptom: Whether it failed only because another one is gone.
+      comes_again: Whether it would fail the same way if it were started again.
+      others_grace_s: Seconds that the others of its group may go on if it failed: they
+        write their stacks, or save.
+      safe_step: Highest step that it, or any of its group, has reported as safe.
+      exited: Details that the driver keeps of it.
     """
 
     name: str
@@ -100,8 +100,8 @@ class StopAsked:
     """A worker, or the program's owner, asked for the run to stop.
 
     Attributes:
-      by: A worker's name, "launcher" or "signal".
-      of: Who is to stop: all, or, as the worker is preempted, the others of its unit.
+      by: Name of a worker, "launcher" or "signal".
+      of: "run" to stop all; "unit", from a preempted worker, to stop its unit.
     """
 
     by: str
@@ -115,14 +115,14 @@ class TimeUp:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
-    """Where one worker is.
+    """State of one worker.
 
     Attributes:
       phase: "running", "waiting" for its restart or for the others of its group, or
         "ended".
-      attempt: Which start this is, from 0: as often was it restarted.
-      started_s: When this attempt began.
-      ended: How it ended last.
+      attempt: Number of restarts so far.
+      started_s: Time at which this attempt began.
+      ended: Its last end.
     """
 
     phase: Literal["running", "waiting", "ended"]
@@ -132,28 +132,28 @@ class WorkerState:
 
     @property
     def exited(self) -> Any:
-        """Return what the driver kept of its last end; None before."""
+        """Details that the driver kept of its last end; None before."""
         return None if self.ended is None else self.ended.exited
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class UnitState:
-    """Where one unit is.
+    """State of one unit.
 
     Attributes:
-      unit: Who it is, and what was agreed for it.
+      unit: Its workers and their restarts.
       phase: See `supervisor`.
-      attempt: Which start this is, from 0.
-      started_s: When this attempt began.
+      attempt: Number of restarts so far.
+      started_s: Time at which this attempt began.
       live: Workers that have not ended, in the unit's order.
-      ends: How the others ended, and all did in an attempt before; the last one last.
-      failure: Who failed in this attempt.
-      failed_s: When.
-      first_failure: Who failed first since there was progress.
-      idle_restarts: Restarts since there was progress.
-      safe_step: The highest step that was safe at a restart; -1 for none.
-      kills: How often it was killed in this attempt.
-      due_s: When this phase is over; None for never.
+      ends: Last end of each other worker, or of all in the attempt before; in order.
+      failure: First failure of this attempt.
+      failed_s: Time of that failure.
+      first_failure: First failure since there was progress.
+      idle_restarts: Number of restarts since there was progress.
+      safe_step: Highest step that was safe at a restart; -1 for none.
+      kills: Number of times that it was killed in this attempt.
+      due_s: Time at which this phase is over; None for never.
     """
 
     unit: Unit
@@ -173,16 +173,16 @@ class UnitState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Where a run is.
+    """State of a run.
 
     Attributes:
-      patience: How long it waits for what.
+      patience: Its time limits.
       phase: See `supervisor`.
-      units: All that it runs.
-      unit_of: Where in `units` a worker's is, by name.
-      failure: What failed first, in a run that fails.
-      stopped_by: Who asked first for the run to stop.
-      asks: How often those asked who may lose patience.
+      units: All units that it runs.
+      unit_of: Index in `units` of each worker's unit, by name of the worker.
+      failure: First failure, in a run that fails.
+      stopped_by: First `StopAsked.by` of a request to stop.
+      asks: Number of requests to stop that count for `Patience.kills_at`.
     """
 
     patience: Patience
@@ -194,7 +194,7 @@ class State:
     asks: int = 0
 
     def worker(self, name: str) -> WorkerState:
-        """Return where one worker is."""
+        """Return the state of one worker."""
         unit = self.units[self.unit_of[name]]
         gone = "ended" if unit.phase == "ended" else "waiting"
         return WorkerState(
@@ -214,7 +214,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
+class StopWorkers:
     """Ask workers to stop."""
 
     names: tuple[str, ...]
@@ -222,15 +222,14 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """End workers that did not stop; `hard` if it was tried before."""
+    """End workers that did not stop."""
 
     names: tuple[str, ...]
-    hard: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Say:
-    """Tell the user; one line may hold all that follows from one event."""
+class Log:
+    """Log a message; one line may hold all that follows from one event."""
 
     message: str
 
@@ -240,8 +239,8 @@ class Finish:
     """The run is over.
 
     Attributes:
-      failure: What failed first; None for a run that went well or was stopped.
-      stopped_by: Who asked for the stop, if anybody did.
+      failure: First failure; None for a run that went well or was stopped.
+      stopped_by: First `StopAsked.by`; None if nobody asked for a stop.
       left: Workers that still run, although they were killed.
     """
 
@@ -251,5 +250,5 @@ class Finish:
 
 
 Event: TypeAlias = Ended | StopAsked | TimeUp
-Action: TypeAlias = Start | Stop | Kill | Say | Finish
+Action: TypeAlias = Start | StopWorkers | Kill | Log | Finish
 Decision: TypeAlias = tuple[State, list[Action]]

@@ -1,8 +1,8 @@
-"""What to do when a worker ends, when somebody asks to stop, when time is up.
+"""Decide what to do when a worker ends, a stop is asked for, or time is up.
 
-A pure state machine: `begin` and `decide` return the next state and what to do now; a
-driver does it: of `replicator launch` (`group.py`), which runs a single group, or of a
-program, which runs many units. A **unit** is a worker, or a group of workers that
+A pure state machine: `begin` and `decide` return the next state and what to do now, and
+a `Driver` does it: for `replicator launch` (`group.py`), which runs a single group, or
+for a program, which runs many units. A **unit** is a worker, or a group of workers that
 cannot go on without each other. The phases of a unit:
 
     running ── a worker fails ──> clearing ── all have ended ──> waiting ──> running
@@ -19,8 +19,8 @@ and of the run:
 
 A run that fails or stops asks all that runs to stop, kills it after a grace, and starts
 nothing again. A restart counts only while there is no progress, by time or by steps
-that are safe: who dies once a day for a month is restarted each time, a bug at step 17
-as often as was agreed, a NaN never.
+that are safe: a worker that dies once a day for a month is restarted each time, one
+with a bug at step 17 as often as `Restart` allows, one with a NaN never.
 """
 
 import dataclasses
@@ -33,18 +33,18 @@ from replicator.distributed.processes.states import (
     Event,
     Finish,
     Kill,
+    Log,
     Patience,
-    Say,
     Start,
     State,
-    Stop,
     StopAsked,
+    StopWorkers,
     TimeUp,
     Unit,
     UnitState,
 )
 
-_SPOKEN = {"signal": "Ctrl-C or a signal"}
+_SHOWN = {"signal": "Ctrl-C or a signal"}
 _DOUBLINGS = 60  # beyond any wait; more would not fit a float
 
 
@@ -54,9 +54,13 @@ def begin(
     """Start all units of a run.
 
     Args:
-      units: Who they are, and whether they are started again after a failure.
+      units: Units of the run.
       now_s: The time, on the clock of all deadlines.
-      patience: How long to wait for what.
+      patience: Time limits.
+
+    >>> state, actions = begin([Unit(workers=("a", "b"))], now_s=0.0)
+    >>> actions
+    [Start(names=('a', 'b'), attempt=0)]
     """
     state = State(
         patience=patience or Patience(),
@@ -74,9 +78,14 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
     """Return the state after an event, and what to do.
 
     Args:
-      state: Where the run is.
-      event: What happened.
-      now_s: When.
+      state: State of the run.
+      event: Event to react to.
+      now_s: Time of the event.
+
+    >>> state, _ = begin([Unit(workers=("a", "b"))], now_s=0.0)
+    >>> state, actions = decide(state, StopAsked(by="launcher"), now_s=1.0)
+    >>> state.phase, actions[-1]
+    ('stopping', StopWorkers(names=('a', 'b')))
     """
     if state.phase == "ended":
         return state, []
@@ -84,7 +93,7 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
         case Ended():
             return _after_end(state, event, now_s)
         case StopAsked(of="unit"):
-            return state, _tell_unit(state, event.by)
+            return state, _stop_unit(state, event.by)
         case StopAsked():
             return _after_asking(state, event.by, now_s)
         case TimeUp():
@@ -92,7 +101,13 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
 
 
 def next_deadline_s(state: State) -> float | None:
-    """Return when the next `TimeUp` is due; None for never."""
+    """Return the time at which the next `TimeUp` is due; None for never.
+
+    >>> state, _ = begin([Unit(workers=("a",))], now_s=0.0)
+    >>> state, _ = decide(state, StopAsked(by="launcher"), now_s=1.0)
+    >>> next_deadline_s(state)
+    11.0
+    """
     return min((u.due_s for u in state.units if u.due_s is not None), default=None)
 
 
@@ -116,8 +131,8 @@ def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
         state, actions = _after_failure(state, at, ended, now_s)
     elif ended.outcome == "preempted" and unit.phase == state.phase == "running":
         state = dataclasses.replace(state, stopped_by=ended.name)
-        state, stops = _stop_all(state, now_s, untold=at)
-        actions = [Say(message=ended.text), *stops]
+        state, stops = _stop_all(state, now_s, but=at)
+        actions = [Log(message=ended.text), *stops]
     if state.units[at].live:
         return state, actions
     state, more = _after_all_ended(state, at, now_s)
@@ -125,11 +140,12 @@ def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
 
 
 def _after_failure(state: State, at: int, ended: Ended, now_s: float) -> Decision:
-    """Clear the group; or, where that or a stop is under way, see what this tells.
+    """Clear the group; or, if that or a stop is under way, keep the real cause.
 
-    Who dies takes others along within milliseconds: who is seen first is luck.
+    One death kills others within milliseconds; which exit is observed first is
+    arbitrary.
     """
-    unit, say = state.units[at], Say(message=ended.text)
+    unit, say = state.units[at], Log(message=ended.text)
     if unit.phase == "clearing":
         if ended.is_symptom or not _is_symptom(unit.failure):
             return state, []
@@ -137,8 +153,8 @@ def _after_failure(state: State, at: int, ended: Ended, now_s: float) -> Decisio
     if state.phase == "running":
         return _clear(state, at, ended, now_s)
     if ended.is_symptom or not (state.failure is None or _is_symptom(state.failure)):
-        return state, [Say(message=f"{ended.text} (while the run was stopping)")]
-    # The first real failure: of a clean stop, or the cause of what was noticed before.
+        return state, [Log(message=f"{ended.text} (while the run was stopping)")]
+    # The first real failure, of a clean stop, or the cause of a symptom seen before.
     return dataclasses.replace(state, failure=ended), [say]
 
 
@@ -147,8 +163,8 @@ def _is_symptom(failure: Ended | None) -> bool:
 
 
 def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
-    """End the others of a group: their work cannot go on."""
-    say = Say(message=ended.text)
+    """End the others of a group: they cannot go on."""
+    say = Log(message=ended.text)
     grace_s = ended.others_grace_s
     state = _with_unit(
         state,
@@ -172,7 +188,7 @@ def _after_all_ended(state: State, at: int, now_s: float) -> Decision:
 
 
 def _end_unit(state: State, at: int) -> State:
-    """End a unit of a run that stops; what it was cleared for fails the run."""
+    """End a unit of a run that stops; the failure that cleared it fails the run."""
     failure = state.units[at].failure
     if failure is not None and (
         state.failure is None or (_is_symptom(state.failure) and not failure.is_symptom)
@@ -210,7 +226,7 @@ def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
         first_failure=first,
         safe_step=max(step, unit.safe_step),
     )
-    say = Say(message=_describe_restart(state.units[at], backoff_s))
+    say = Log(message=_describe_restart(state.units[at], backoff_s))
     if backoff_s:
         return state, [say]
     state, start = _start_again(state, at, now_s)
@@ -243,23 +259,23 @@ def _start_again(state: State, at: int, now_s: float) -> Decision:
 
 
 def _give_up(state: State, at: int, failure: Ended, why: str, now_s: float) -> Decision:
-    """Fail the run, for the failure of a unit that is not started again."""
+    """Fail the run because of a unit that is not started again."""
     state = _with_unit(state, at, phase="ended", due_s=None)
     state, stops = _stop_all(dataclasses.replace(state, failure=failure), now_s)
     others = sum(len(stop.names) for stop in stops)
     says = [why, f"stopping the other {others} worker(s)" if others else ""]
     state, end = _end_if_all_have(state)
-    return state, [*(Say(message=text) for text in says if text), *stops, *end]
+    return state, [*(Log(message=text) for text in says if text), *stops, *end]
 
 
-def _tell_unit(state: State, name: str) -> list[Action]:
-    """Have the others of a unit stop beside one that is preempted: all save as one."""
+def _stop_unit(state: State, name: str) -> list[Action]:
+    """Stop the others of a unit whose worker is preempted: all save the same step."""
     unit = state.units[state.unit_of[name]]
     if not unit.phase == state.phase == "running" or name not in unit.live:
         return []
     others = tuple(each for each in unit.live if each != name)
-    say = Say(message=f"`{name}` is preempted: it got SIGTERM, not from its launcher")
-    return [say, *([Stop(names=others)] if others else [])]
+    say = Log(message=f"`{name}` is preempted: it got SIGTERM, not from its launcher")
+    return [say, *([StopWorkers(names=others)] if others else [])]
 
 
 def _after_asking(state: State, by: str, now_s: float) -> Decision:
@@ -271,27 +287,27 @@ def _after_asking(state: State, by: str, now_s: float) -> Decision:
     )
     if state.phase == "running":
         state, stops = _stop_all(state, now_s)
-        who = f"`{by}`" if by in state.unit_of else _SPOKEN.get(by, by)
+        who = f"`{by}`" if by in state.unit_of else _SHOWN.get(by, by)
         again = "; once more kills them" if kills_at == state.asks + 1 else ""
         grace_s = state.patience.stop_grace_s
         say = f"{who} asked for a stop: all have {grace_s:g} s to end{again}"
         state, end = _end_if_all_have(state)
-        return state, [*([Say(message=say)] if stops else []), *stops, *end]
+        return state, [*([Log(message=say)] if stops else []), *stops, *end]
     alive = [at for at in _living(state) if not _is_killed(state, at)]
     if kills_at is None or not alive:
         return state, []
     if state.asks >= kills_at:
         state, kills = _kill(state, alive, now_s)
-        return state, [Say(message="killing all that still run"), *kills]
+        return state, [Log(message="killing all that still run"), *kills]
     if state.asks == kills_at - 1:
-        return state, [Say(message="already stopping; once more kills all")]
+        return state, [Log(message="already stopping; once more kills all")]
     return state, []
 
 
 def _after_time(state: State, now_s: float) -> Decision:
     actions: list[Action] = []
     late = []
-    # Restarts last: nothing is started beside what cannot be killed.
+    # Restarts last: nothing is started beside a worker that cannot be killed.
     places = range(len(state.units))
     for at in sorted(places, key=lambda at: state.units[at].phase == "waiting"):
         unit = state.units[at]
@@ -306,34 +322,34 @@ def _after_time(state: State, now_s: float) -> Decision:
     if late:
         text = f"killing {_names(state, late)}: not stopped within the grace"
         state, kills = _kill(state, late, now_s)
-        actions += [Say(message=text), *kills]
+        actions += [Log(message=text), *kills]
     return state, actions
 
 
 def _leave_behind(state: State, at: int, now_s: float) -> Decision:
-    """Go on without what cannot be killed; nothing is started beside it."""
+    """Go on without a unit that cannot be killed; nothing is started beside it."""
     why, unit = f"{_names(state, [at])} cannot be killed", state.units[at]
     failure = unit.first_failure or unit.failure
     if state.phase == "running" and failure is not None:
         return _give_up(state, at, failure, why, now_s)
     state, end = _end_if_all_have(_end_unit(state, at))
-    return state, [Say(message=why), *end]
+    return state, [Log(message=why), *end]
 
 
 def _stop_all(
-    state: State, now_s: float, *, untold: int | None = None
-) -> tuple[State, list[Stop]]:
-    """Ask whoever runs; who waits for a restart does not come again."""
-    told: list[str] = []
+    state: State, now_s: float, *, but: int | None = None
+) -> tuple[State, list[StopWorkers]]:
+    """Stop all units that run, but one; end those that wait for a restart."""
+    names: list[str] = []
     for at, unit in enumerate(state.units):
         if unit.phase == "waiting":
             state = _with_unit(state, at, phase="ended", due_s=None)
         elif unit.phase == "running":
             due_s = now_s + state.patience.stop_grace_s
             state = _with_unit(state, at, due_s=due_s)
-            told += () if at == untold else unit.live
+            names += () if at == but else unit.live
     state = dataclasses.replace(state, phase="stopping")
-    return state, [Stop(names=tuple(told))] if told else []
+    return state, [StopWorkers(names=tuple(names))] if names else []
 
 
 def _kill(
@@ -342,7 +358,7 @@ def _kill(
     kills = []
     for at in places:
         unit = state.units[at]
-        kills.append(Kill(names=unit.live, hard=unit.kills > 0))
+        kills.append(Kill(names=unit.live))
         due_s = now_s + state.patience.kill_grace_s
         state = _with_unit(state, at, kills=unit.kills + 1, due_s=due_s)
     if state.phase == "stopping":
@@ -363,7 +379,7 @@ def _living(state: State) -> list[int]:
 
 
 def _is_killed(state: State, at: int) -> bool:
-    """Return whether all was tried to end a unit."""
+    """Return whether a unit was killed as often as it may be."""
     return state.units[at].kills >= state.patience.kills
 
 

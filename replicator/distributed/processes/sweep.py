@@ -1,4 +1,4 @@
-"""Find what a process has started, whoever its parent is now: by a mark it inherits."""
+"""Find all that a process has started by a mark it inherits, whatever its parent is."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 MARK = "REPLICATOR_WORKER"
-"""An environment variable: whose it is, a colon, and what that likes to add."""
+"""Environment variable: name of the owner, a colon, and anything that it adds."""
 
 _SWEEP_S = 5.0
 _POLL_S = 0.01
@@ -17,7 +17,7 @@ def kill_session(pid: int) -> None:
     """Kill the process group of a process that led a session of its own.
 
     Args:
-      pid: Its id. It must not have been reaped: then another's group may bear it.
+      pid: Its id. It must not have been reaped: another's group may have the id then.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Tell by its last words why a process failed: for another, or for good.
+"""Read from its last lines why a process failed: because of a peer, or for good.
 
 When a process dies, the collectives of its peers fail within milliseconds, and each
-peer has an error of its own. Only its text says that it is not the cause. Other errors
+peer has an error of its own. Only its text shows that it is not the cause. Other errors
 would come again: a run goes on bit for bit, also into the same NaN.
 """
 
@@ -22,19 +22,25 @@ _COMES_AGAIN = re.compile(
 )
 
 
-def is_symptom(last_words: Sequence[bytes]) -> bool:
-    """Return whether a process's last words say that a peer is gone.
+def is_symptom(last_lines: Sequence[bytes]) -> bool:
+    """Return whether a process failed because a peer is gone.
 
     Args:
-      last_words: The last lines of its standard error.
+      last_lines: Last lines of its standard error.
+
+    >>> is_symptom([b"Gloo AllReduce failed: Connection reset by peer"])
+    True
     """
-    return any(_PEER_IS_GONE.search(line) for line in last_words)
+    return any(_PEER_IS_GONE.search(line) for line in last_lines)
 
 
-def comes_again(last_words: Sequence[bytes]) -> bool:
-    """Return whether a process's last words say that to start it again is of no use.
+def comes_again(last_lines: Sequence[bytes]) -> bool:
+    """Return whether a process would fail the same way if it were started again.
 
     Args:
-      last_words: The last lines of its standard error.
+      last_lines: Last lines of its standard error.
+
+    >>> comes_again([b"replicator.errors.NonFiniteError: `loss` must be finite."])
+    True
     """
-    return any(_COMES_AGAIN.search(line) for line in last_words)
+    return any(_COMES_AGAIN.search(line) for line in last_lines)

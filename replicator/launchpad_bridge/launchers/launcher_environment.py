@@ -5,7 +5,8 @@ import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from replicator.launchpad_bridge.launchers import jax_settings
+Setting = bool | int | float | str | None
+"""A value of `jax.config` that other processes can be given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,7 @@ class LauncherEnvironment:
 
     argv: Sequence[str]
     path: Sequence[str]
-    jax_settings: Mapping[str, jax_settings.Setting]
+    jax_settings: Mapping[str, Setting]
     log_level: int | None
 
     def take_on(self, own_environment: Collection[str] = ()) -> None:
@@ -32,9 +33,7 @@ class LauncherEnvironment:
             they stand for are not touched.
         """
         sys.argv[:] = self.argv
-        jax_settings.apply_settings(
-            self.jax_settings, given_by_environment=own_environment
-        )
+        apply_settings(self.jax_settings, given_by_environment=own_environment)
         if self.log_level is not None:
             logging.basicConfig(level=self.log_level)
 
@@ -45,6 +44,39 @@ def read_surroundings() -> LauncherEnvironment:
     return LauncherEnvironment(
         argv=tuple(sys.argv),
         path=tuple(sys.path),
-        jax_settings=jax_settings.read_settings(),
+        jax_settings=read_settings(),
         log_level=root.level if root.handlers else None,
     )
+
+
+def read_settings() -> dict[str, Setting]:
+    """Return JAX's settings in this process; nothing if it has not imported JAX."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return {}
+    return {
+        name: value
+        for name, value in jax.config.values.items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }
+
+
+def apply_settings(
+    settings: Mapping[str, Setting], *, given_by_environment: Collection[str] = ()
+) -> None:
+    """Set what differs here from `settings`, if this process has imported JAX.
+
+    Args:
+      settings: As `read_settings` returned them.
+      given_by_environment: Environment variables that a group has of its own: the
+        settings of these names stay as they are.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return
+    here = jax.config.values
+    for name, value in settings.items():
+        if name.upper() in given_by_environment or name not in here:
+            continue
+        if here[name] != value:
+            jax.config.update(name, value)

@@ -1,28 +1,135 @@
 """A worker behind any command that passes on input and output: `srun`, a container.
 
+    launcher ── "stop"; the end of it: die ──> standard input of the command
+    launcher <── the result, or the error ──── its standard output
+
+What the node prints goes to standard error, and so to the worker's log. When the
+launcher dies its end of the pipe closes, and the worker ends itself, wherever it is.
 The recipe lies in the run's folder: the command must run where that can be read.
 """
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
+from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge import recipes
-from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
-from replicator.launchpad_bridge.launchers.guarded_worker import GuardedWorker
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.worker_end import ProcessExit
+from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
+from replicator.launchpad_bridge.launchers.worker_logs import (
+    begin_attempt,
+    last_lines,
+    log_paths,
+    open_log,
+)
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
+from replicator.launchpad_bridge.launchers.worker_reports import STOP
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
 from replicator.launchpad_bridge.run_folder import what_stays
-from replicator.rpc.security.private_files import create_private
+
+_READ_BYTES = 1 << 20
+
+
+class PipedProcess:
+    """A `StartedProcess` behind a command that passes on input and output.
+
+    Args:
+      command: The command; its end runs `worker_process.main`.
+      name: Name of the worker.
+      attempt: Number of this start, from 0.
+      log: File of its output.
+      owner: As of a `GuardedProcess`; `environ`, `folder` and `keep` likewise.
+      environ: See `owner`.
+      folder: See `owner`.
+      keep: See `owner`.
+
+    Raises:
+      LaunchError: The command cannot be run.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        attempt: int,
+        log: Path,
+        owner: str,
+        environ: Mapping[str, str],
+        folder: Path,
+        keep: Sequence[Path] = (),
+    ) -> None:
+        self._log = log
+        self._log_start = begin_attempt(log, attempt)
+        # Set by the thread that kills, before it does; read once the process has ended.
+        self._is_killed = False
+        # Guards standard input, which one thread may write to while another closes it.
+        self._sending = threading.Lock()
+        try:
+            with os.fdopen(open_log(log), "ab") as file:
+                self._process = GuardedProcess(
+                    command,
+                    owner=owner,
+                    environ=environ,
+                    folder=folder,
+                    keep=keep,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                )
+        except OSError as error:
+            raise LaunchError(f"`{name}` cannot be started: {error}.") from error
+        assert self._process.stdin is not None, "a pipe"
+        assert self._process.stdout is not None, "a pipe"
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def read(self) -> bytes:
+        """Wait for bytes of its reports; return none once there are no more."""
+        return os.read(self._stdout.fileno(), _READ_BYTES)
+
+    def stop(self) -> None:
+        """Ask it to stop; returns at once."""
+        # One that has ended reads nothing more.
+        with self._sending, contextlib.suppress(OSError, ValueError):
+            self._stdin.write(STOP)
+
+    def kill(self) -> None:
+        """End the command and all that it started; returns at once."""
+        self._is_killed = True
+        self._hang_up()
+        self._process.end()
+
+    def wait(self, log_end: int | None) -> ProcessExit:
+        """Wait until the command has exited; return how."""
+        code = self._process.wait()
+        return ProcessExit(
+            pid=self._process.pid,
+            code=code,
+            is_killed=self._is_killed,
+            out_of_memory=self._process.out_of_memory,
+            lines=last_lines(self._log, self._log_start, log_end),
+            log=str(self._log),
+        )
+
+    def close(self) -> None:
+        """Free its descriptors; ends what still runs."""
+        self._hang_up()
+        self._process.close()
+
+    def _hang_up(self) -> None:
+        with self._sending, contextlib.suppress(OSError):
+            self._stdin.close()
 
 
 @final
-class PipedWorker(GuardedWorker):
+class PipedWorker(WorkerHandle):
     """One start of an executable, as the last words of a command; a `Worker`."""
 
     def __init__(
@@ -59,15 +166,16 @@ class PipedWorker(GuardedWorker):
         names = [each.name for each in plan.executables]
         plan.logs.mkdir(parents=True, exist_ok=True)
         log = log_paths(plan.logs, names)[name]
+        recipe = plan.folder / f"recipe-{names.index(name)}-{attempt}"
         job = Job(
             program=plan.program,
             worker=name,
             launch_type=launch_type,
-            recipe=str(_recipe(plan, executable, names.index(name), attempt)),
+            recipe=str(recipes.write(executable, recipe)),
             attempt=attempt,
         )
         own = sorted(executable.resources.env)
-        super().__init__(
+        process = PipedProcess(
             [*command, *piped_interpreter(job, read_surroundings(), own)],
             name=name,
             attempt=attempt,
@@ -76,18 +184,5 @@ class PipedWorker(GuardedWorker):
             environ=environment,
             folder=plan.folder,
             keep=what_stays(plan.folder, plan.logs),
-            on_stop_asked=lambda of: report(StopAsked(by=name, of=of)),
-            on_end=lambda said, heard, lines: report(
-                worker_end.exited(
-                    name, attempt, said=said, heard=heard, lines=lines, log=str(log)
-                )
-            ),
         )
-
-
-def _recipe(plan: Plan, executable: Executable, number: int, attempt: int) -> Path:
-    data = recipes.pack(executable)
-    recipe = plan.folder / f"recipe-{number}-{attempt}"
-    with os.fdopen(create_private(recipe), "wb") as file:
-        file.write(data)
-    return recipe
+        super().__init__(name, attempt, process, report)

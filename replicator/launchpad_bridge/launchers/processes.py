@@ -18,35 +18,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from replicator.distributed.processes.driver import Worker
 from replicator.errors import ArgumentError, LaunchError
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
     Order,
 )
-from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
 from replicator.launchpad_bridge.launchers.forked.preloading import heavy_modules
-from replicator.launchpad_bridge.launchers.forked.process_watch import (
-    Kind,
-    ProcessWatch,
-    Spec,
-)
-from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 from replicator.launchpad_bridge.launchers.local_resources import (
     ALLOCATION,
     look_at_machine,
     share_out,
 )
+from replicator.launchpad_bridge.launchers.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
+from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
     StopAsked,
-    Worker,
 )
-from replicator.rpc.security.private_files import create_private
+
+Kind = tuple[tuple[str, str], ...]
+"""Environment variables that the workers of one fork server share."""
 
 _TERMINALS = (
     "current_terminal",
@@ -121,6 +119,7 @@ class ProcessWorkers:
         report: Callable[[Exited | StopAsked], None],
     ) -> None:
         self._plan = plan
+        self._report = report
         self._surroundings = read_surroundings()
         self._shares = share_out(
             plan.executables,
@@ -133,21 +132,17 @@ class ProcessWorkers:
         self._logs = log_paths(plan.logs, [each.name for each in plan.executables])
         given = options.preload
         self._modules = list(given) if given is not None else heavy_modules()
-        self._watch = ProcessWatch(
-            self._open_server,
-            report=report,
-            forks=options.start == "forkserver" and sys.platform == "linux",
-        )
+        self._forks = options.start == "forkserver" and sys.platform == "linux"
+        self._servers: dict[Kind, ForkServer] = {}
         self._tail = LogTail(self._logs) if options.shows_output else None
         try:
-            for executable in plan.executables:
-                self._watch.prepare(_kind(executable))
+            for kind in dict.fromkeys(map(_kind, plan.executables)):
+                self._servers[kind] = self._open_server(kind)
             # While the fork servers import: what does not pickle starts nothing.
             for executable in plan.executables:
                 self._recipe(executable)
         except LaunchError:
-            self._watch.close()
-            self._delete_recipes()
+            self._close()
             raise
         if self._tail is not None:
             self._tail.start()
@@ -167,47 +162,36 @@ class ProcessWorkers:
             attempt=attempt,
             environment=share.environment,
         )
-        spec = Spec(
-            kind=_kind(executable),
-            job=job,
-            cores=share.cores,
-            log=self._logs[executable.name],
+        process = self._servers[_kind(executable)].start(
+            job, cores=share.cores, log=self._logs[executable.name]
         )
-        return self._watch.start(spec)
+        return WorkerHandle(executable.name, attempt, process, self._report)
 
     def close(self) -> None:
         """Leave nothing behind: kills what still runs, deletes what was made."""
-        self._watch.close()
-        self._delete_recipes()
+        self._close()
         if self._tail is not None:
             self._tail.close()
 
-    def _delete_recipes(self) -> None:
+    def _close(self) -> None:
+        for server in self._servers.values():
+            server.close()
         for recipe in self._recipes.values():
             recipe.unlink(missing_ok=True)
 
     def _recipe(self, executable: Executable) -> Path:
         """Return the file with what a worker runs; written once for all attempts."""
         if executable.name not in self._recipes:
-            data = recipes.pack(executable)
             path = self._plan.folder / f"recipe-{len(self._recipes)}"
-            try:
-                with os.fdopen(create_private(path), "wb") as file:
-                    file.write(data)
-            except OSError as error:
-                raise LaunchError(
-                    f"`{executable.name}` cannot be started: its recipe of {len(data)} "
-                    f"bytes cannot be written: {error}."
-                ) from error
-            self._recipes[executable.name] = path
+            self._recipes[executable.name] = recipes.write(executable, path)
         return self._recipes[executable.name]
 
-    def _open_server(self, kind: Kind, forks: bool) -> ForkServer:
+    def _open_server(self, kind: Kind) -> ForkServer:
         own = dict(kind)
         order = Order(
             run_id=self._plan.run_id,
-            forks=forks,
-            modules=self._modules if forks else (),
+            forks=self._forks,
+            modules=self._modules if self._forks else (),
             surroundings=self._surroundings,
             own_environment=sorted(own),
         )

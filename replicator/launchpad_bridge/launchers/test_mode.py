@@ -14,6 +14,7 @@ Nodes that are processes know no turns, and are refused.
 from collections.abc import Callable
 from typing import final
 
+from replicator.distributed.processes.driver import Worker
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.launchers.direct_calls import Exchange
 from replicator.launchpad_bridge.launchers.threads import (
@@ -28,7 +29,6 @@ from replicator.launchpad_bridge.protocols import (
     Exited,
     Plan,
     StopAsked,
-    Worker,
     Workers,
 )
 from replicator.launchpad_bridge.running.stop_event import StopEvent

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
+from replicator.distributed.processes.driver import Worker
 from replicator.errors import NodeFailedError
 from replicator.launchpad_bridge.launchers.processes import Processes
 from replicator.launchpad_bridge.protocols import (
@@ -21,7 +22,6 @@ from replicator.launchpad_bridge.protocols import (
     Exited,
     Plan,
     StopAsked,
-    Worker,
 )
 from replicator.launchpad_bridge.recipes import pack
 from replicator.launchpad_bridge.running.node_run import run_worker

@@ -29,13 +29,13 @@ from types import FrameType
 from typing import Any
 
 from replicator.base.host.standard_streams import flush_output, lossy
-from replicator.launchpad_bridge.launchers.jax_settings import apply_settings
-from replicator.launchpad_bridge.launchers.launcher_environment import (
-    LauncherEnvironment,
-)
-from replicator.launchpad_bridge.launchers.on_ray.address_books import (
+from replicator.launchpad_bridge.addresses.address_books import (
     Book,
     RegistryOfParent,
+)
+from replicator.launchpad_bridge.launchers.launcher_environment import (
+    LauncherEnvironment,
+    apply_settings,
 )
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,

@@ -99,7 +99,7 @@ def pack_result(result: PyTree, end: GoodEnd) -> bytes:
         encoded = encode((True, result), limits=_LIMITS)
     except (EncodeError, MessageTooLargeError) as error:
         encoded = encode((False, str(error)))
-    return _pack(_ENDS[end], encoded)
+    return _pack_value(_ENDS[end], encoded)
 
 
 def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
@@ -111,7 +111,7 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
         encoded = encode((tuple(told), notes))
     except (EncodeError, MessageTooLargeError):
         encoded = encode((tuple(told._replace(attributes=None)), notes))
-    return _pack(_RAISED, encoded, log_bytes)
+    return _pack_value(_RAISED, encoded, log_bytes)
 
 
 def rebuild_error(told: ErrorInfo, *, worker: str, where: str) -> RemoteError:
@@ -125,6 +125,13 @@ def rebuild_error(told: ErrorInfo, *, worker: str, where: str) -> RemoteError:
     return remote_error(
         told, method="run", server=worker, address=where, registry=DEFAULT_REGISTRY
     )
+
+
+def pack(
+    kind: bytes, head: bytes, body: bytes | bytearray = b"", log_bytes: int = 0
+) -> bytes:
+    """Return the bytes of one frame."""
+    return _HEADER.pack(kind, log_bytes, len(head), len(body)) + head + body
 
 
 class FrameReader:
@@ -194,10 +201,9 @@ def _told(values: tuple[Any, ...]) -> ErrorInfo:
     raise DecodeError("An error must be told by its types, its text, its traceback.")
 
 
-def _pack(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:
+def _pack_value(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:
     offsets, size = lay_out(encoded.buffers)
     body = bytearray(size)
     for offset, buffer in zip(offsets, encoded.buffers, strict=True):
         body[offset : offset + len(buffer)] = buffer
-    header = _HEADER.pack(kind, log_bytes, len(encoded.head), size)
-    return header + encoded.head + body
+    return pack(kind, encoded.head, body, log_bytes)

@@ -4,9 +4,7 @@ When a node dies, calls to it fail within milliseconds, and each caller has an e
 its own. Who is noticed first is luck: what kind of error it is says who is the cause.
 """
 
-import signal
-
-from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
+from replicator.distributed.processes.exits import meaning
 from replicator.distributed.processes.states import Ended, State
 from replicator.distributed.processes.symptoms import is_symptom as says_peer_is_gone
 from replicator.errors import (
@@ -18,7 +16,6 @@ from replicator.errors import (
     ServerStoppedError,
     SpikeError,
 )
-from replicator.exit_codes import HUNG
 from replicator.launchpad_bridge.protocols import Exited
 
 _PEER_IS_GONE = (CallCancelledError, ConnectionLostError, ServerStoppedError)
@@ -27,8 +24,6 @@ _COMES_AGAIN = (NonFiniteError, SpikeError)
 # For the stacks that the watchdogs of the others write.
 _HUNG_GRACE_S = 5.0
 _LONGEST_CHAIN = 32
-# Nobody knows, the kernel says so, or a guard does.
-_KILLED = (None, -signal.SIGKILL, KILLED_BY_LAUNCHER)
 
 
 def ended(
@@ -52,13 +47,13 @@ def ended(
         preempted: they save together.
     """
     is_preempted = exited.outcome == "preempted"
-    looks_killed = exited.outcome == "died" and exited.code in _KILLED
+    looks_killed = exited.outcome == "died" and meaning(exited.code) == "killed"
     is_failed = exited.outcome in ("raised", "died") or (
         is_preempted and not is_stopping
     )
     is_failed = is_failed and (is_needed or not looks_killed)
     grace_s = stop_grace_s if is_preempted else 0.0
-    if exited.code == HUNG:
+    if meaning(exited.code) == "hung":
         grace_s = _HUNG_GRACE_S
     return Ended(
         name=exited.name,

@@ -18,6 +18,7 @@ from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     Order,
 )
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.worker_process import Job
 
 STARTS = 3
 
@@ -53,7 +54,7 @@ def start_command(folder):
 
 
 def start_fork_server(folder):
-    """Return what a fork server says first; null if that is its end."""
+    """Return how a worker of a fork server ended that has nothing to run."""
     order = Order(
         run_id="stormed",
         forks=False,
@@ -62,9 +63,10 @@ def start_fork_server(folder):
         own_environment=[],
     )
     server = ForkServer(order, environment=os.environ, folder=folder, logs=folder)
-    messages = server.receive()
+    job = Job(program="p", worker="w", launch_type="processes", recipe="none")
+    end = server.start(job, cores=(), log=folder / "w.log").wait(None)
     server.close()
-    return messages and list(messages[0])
+    return end.reason or end.code
 
 
 def main(kind, folder):

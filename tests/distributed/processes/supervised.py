@@ -1,6 +1,6 @@
 """Runs of units as the supervisor sees them: events in, what was done for each."""
 
-from replicator.distributed.processes.states import Ended, Patience, Restart, Say, Unit
+from replicator.distributed.processes.states import Ended, Log, Patience, Restart, Unit
 from replicator.distributed.processes.supervisor import begin, decide
 
 PATIENCE = Patience(stop_grace_s=10, kill_grace_s=5)
@@ -26,14 +26,14 @@ def play(units, *events, patience=PATIENCE):
     for second, event in enumerate(events):
         now_s, event = event if isinstance(event, tuple) else (second, event)
         state, actions = decide(state, event, float(now_s))
-        done.append([action for action in actions if not isinstance(action, Say)])
+        done.append([action for action in actions if not isinstance(action, Log)])
     return state, done
 
 
 def words(state, event, now_s=0.0):
     """Return what is said after an event."""
     _, actions = decide(state, event, now_s)
-    return [action.message for action in actions if isinstance(action, Say)]
+    return [action.message for action in actions if isinstance(action, Log)]
 
 
 def ended(name, attempt=0, **how):

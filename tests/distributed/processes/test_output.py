@@ -68,7 +68,7 @@ def test_the_last_traceback_is_told_from_its_start(stream):
     writer.write(b"Traceback (most recent call last):\n  File y\nValueError: 2\n")
     writer.write(b"after it\n")
     lines.pump()
-    words = lines.last_words()
+    words = lines.last_lines()
     assert words[0] == b"Traceback (most recent call last):"
     assert words.index(b"KeyError: 1") < words.index(b"ValueError: 2")
     assert words[-1] == b"after it"
@@ -80,7 +80,7 @@ def test_an_older_traceback_is_not_told(stream):
     writer.write(b"Traceback (most recent call last):\nKeyError: 1\nwent on\n")
     writer.write(b"Traceback (most recent call last):\nValueError: 2\n")
     lines.pump()
-    assert lines.last_words()[1:] == [b"ValueError: 2"]
+    assert lines.last_lines()[1:] == [b"ValueError: 2"]
     lines.close()
 
 
@@ -88,6 +88,6 @@ def test_without_a_traceback_the_last_lines_are_told(stream):
     lines, _, writer = stream
     writer.write(b"".join(b"%d\n" % n for n in range(100)))
     lines.pump()
-    assert lines.last_words()[-1] == b"99"
-    assert len(lines.last_words()) == 20
+    assert lines.last_lines()[-1] == b"99"
+    assert len(lines.last_lines()) == 20
     lines.close()

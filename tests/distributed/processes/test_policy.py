@@ -7,7 +7,7 @@ import pytest
 from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.policy import (
-    Policy,
+    LaunchPolicy,
     ProcessEnd,
     ended,
     exit_code,
@@ -16,15 +16,15 @@ from replicator.distributed.processes.policy import (
 from replicator.distributed.processes.states import (
     Finish,
     Kill,
-    Say,
+    Log,
     Start,
-    Stop,
+    StopWorkers,
     TimeUp,
 )
 from replicator.distributed.processes.supervisor import begin, decide, next_deadline_s
 from replicator.exit_codes import HUNG, PREEMPTED
 
-POLICY = Policy(processes=2)
+POLICY = LaunchPolicy(processes=2)
 BOTH = ("process 0", "process 1")
 TERM, INT = stop_asked(signal.SIGTERM), stop_asked(signal.SIGINT)
 GONE = [b"ValueError: Gloo all-reduce failed: Connection closed by peer"]
@@ -46,20 +46,19 @@ class Group:
         """Return what is done, words apart."""
         self.now_s = self.now_s if at_s is None else at_s
         self.state, actions = decide(self.state, event, self.now_s)
-        self.said += [a.message for a in actions if isinstance(a, Say)]
+        self.said += [a.message for a in actions if isinstance(a, Log)]
         for action in actions:
             if isinstance(action, Finish):
                 self.code = exit_code(self.state, action)
                 self.failure = action.failure and action.failure.exited
-        return [action for action in actions if not isinstance(action, Say)]
+        return [action for action in actions if not isinstance(action, Log)]
 
     def ends(self, rank, code, *, lines=(), step=None, out_of_memory=False):
         event = ended(
-            ProcessEnd(rank, code, lines),
+            ProcessEnd(rank, code, lines, out_of_memory),
             self.state,
             hung_grace_s=self.policy.hung_grace_s,
             safe_step=step,
-            out_of_memory=out_of_memory,
         )
         return self.happens(event)
 
@@ -101,12 +100,12 @@ def test_what_would_come_again_is_not_started_again():
 
 
 def test_only_code_1_comes_again():
-    group = Group(Policy(processes=1))
+    group = Group(LaunchPolicy(processes=1))
     assert group.ends(0, -9, lines=NAN) == [Start(names=BOTH[:1], attempt=1)]
 
 
 def test_pauses_double_up_to_their_limit():
-    group = Group(Policy(processes=1, max_restarts=10, longest_backoff_s=4))
+    group = Group(LaunchPolicy(processes=1, max_restarts=10, longest_backoff_s=4))
     pauses = []
     for _ in range(6):
         group.ends(0, 1)
@@ -118,14 +117,14 @@ def test_pauses_double_up_to_their_limit():
 
 
 def test_a_long_run_is_no_progress_without_a_step():
-    group = Group(Policy(processes=1, max_restarts=0))
+    group = Group(LaunchPolicy(processes=1, max_restarts=0))
     group.now_s = 1e6
     group.ends(0, 1)
     assert group.code == 1
 
 
 def test_the_failure_shown_is_the_first_since_there_was_progress():
-    group = Group(Policy(processes=2, max_restarts=1))
+    group = Group(LaunchPolicy(processes=2, max_restarts=1))
     group.crashes(5)
     group.crashes(6, step=3)
     group.crashes(7, step=3)
@@ -133,13 +132,13 @@ def test_the_failure_shown_is_the_first_since_there_was_progress():
 
 
 def test_a_killed_process_s_code_is_what_a_shell_would_say():
-    group = Group(Policy(processes=2, max_restarts=0))
+    group = Group(LaunchPolicy(processes=2, max_restarts=0))
     group.crashes(-signal.SIGSEGV)
     assert group.code == 128 + signal.SIGSEGV
 
 
 def test_the_kernel_s_kill_is_the_cause_of_a_symptom_that_was_seen_first():
-    group = Group(Policy(processes=3, max_restarts=0))
+    group = Group(LaunchPolicy(processes=3, max_restarts=0))
     group.ends(2, 1, lines=GONE)
     group.ends(0, -9)
     group.ends(1, KILLED_BY_LAUNCHER)
@@ -182,8 +181,8 @@ def test_a_preempted_group_is_waited_for_and_not_restarted():
 def test_a_wish_to_stop_is_handed_on_once(number):
     group = Group()
     wish = stop_asked(number)
-    assert group.happens(wish) == [Stop(names=BOTH)]
-    assert Stop(names=BOTH) not in group.happens(wish)
+    assert group.happens(wish) == [StopWorkers(names=BOTH)]
+    assert StopWorkers(names=BOTH) not in group.happens(wish)
 
 
 def test_a_closed_terminal_asks_to_save_and_end():
@@ -222,7 +221,7 @@ def test_a_second_sigterm_kills():
 def test_a_third_ctrl_c_kills():
     group = Group()
     done = [group.happens(INT) for _ in range(3)]
-    assert done == [[Stop(names=BOTH)], [], [Kill(names=BOTH)]]
+    assert done == [[StopWorkers(names=BOTH)], [], [Kill(names=BOTH)]]
 
 
 def test_a_signal_of_the_launcher_s_own_after_a_preemption_is_no_escalation():
@@ -246,7 +245,7 @@ def test_who_does_not_end_in_time_is_killed_then_killed_harder_then_left():
     group = Group()
     group.happens(TERM)
     done = [group.waits() for _ in range(3)]
-    assert done[:2] == [[Kill(names=BOTH)], [Kill(names=BOTH, hard=True)]]
+    assert done[:2] == [[Kill(names=BOTH)], [Kill(names=BOTH)]]
     assert group.code == KILLED_BY_LAUNCHER
 
 
@@ -301,7 +300,7 @@ def test_an_end_is_told_in_words(code, said):
 
 
 def test_a_kill_for_memory_is_told_as_one_and_given_up_like_any_failure():
-    group = Group(Policy(processes=1))
+    group = Group(LaunchPolicy(processes=1))
     for attempt in range(4):
         group.ends(0, -9, out_of_memory=True)
         if attempt in (1, 2):

@@ -13,8 +13,8 @@ from replicator.distributed.processes.states import (
     Patience,
     Restart,
     Start,
-    Stop,
     StopAsked,
+    StopWorkers,
     TimeUp,
     Unit,
 )
@@ -81,7 +81,7 @@ def test_a_crash_loop_has_as_many_restarts_as_allowed_ever_further_apart(unit):
     starts, state, actions = crash_loop(unit)
     assert starts == [0.5, 1.5, 3.5]
     assert state.phase == "stopping"
-    assert Stop(names=("z",)) in actions
+    assert StopWorkers(names=("z",)) in actions
 
 
 def test_the_first_failure_of_a_crash_loop_is_the_one_that_is_told(unit):
@@ -149,7 +149,7 @@ def test_what_would_come_again_is_not_started_again(unit):
 def test_without_restarts_the_first_failure_fails_the_run(unit):
     unit = dataclasses.replace(unit, restart=Restart())
     _, done = play([unit, "z"], *crash(unit), ended("z"))
-    assert done[-2] == [Stop(names=("z",))]
+    assert done[-2] == [StopWorkers(names=("z",))]
     assert done[-1] == [Finish(failure=failed(unit.workers[-1]))]
 
 
@@ -195,7 +195,7 @@ def test_who_does_not_stop_is_killed_ever_harder_then_left_by_name(unit, kills):
     patience = dataclasses.replace(PATIENCE, kills=kills)
     times = [(10 + 5 * i, TimeUp()) for i in range(kills + 1)]
     _, done = play([unit], (0, SIGNAL), *times, patience=patience)
-    expected = [[Kill(names=unit.workers, hard=i > 0)] for i in range(kills)]
+    expected = [[Kill(names=unit.workers)]] * kills
     assert done[1:-1] == expected
     assert done[-1] == [Finish(stopped_by="signal", left=unit.workers)]
 
@@ -229,7 +229,7 @@ class Storm:
                     assert not self.live.keys() & set(action.names)
                     assert action.names == self.group_of[action.names[0]]
                     self.live |= dict.fromkeys(action.names, action.attempt)
-                case Stop() | Kill():
+                case StopWorkers() | Kill():
                     assert self.live.keys() >= set(action.names)
                 case Finish():
                     assert self.finish is None

@@ -7,8 +7,8 @@ from replicator.distributed.processes.states import (
     Kill,
     Restart,
     Start,
-    Stop,
     StopAsked,
+    StopWorkers,
     TimeUp,
     Unit,
 )
@@ -45,7 +45,7 @@ PREEMPTED = StopAsked(by="b", of="unit")
 
 def test_the_others_of_a_preempted_member_are_asked_to_stop_at_once_and_no_one_else():
     state, done = play([GROUP, "z"], PREEMPTED, ended("a"), ended("c"))
-    assert done == [[Stop(names=("a", "c"))], [], []]
+    assert done == [[StopWorkers(names=("a", "c"))], [], []]
     assert (state.phase, state.stopped_by) == ("running", None)
 
 
@@ -114,12 +114,12 @@ def test_a_group_given_up_fails_the_run_with_the_first_of_its_failures():
     unit = Unit(workers=("a", "b"), restart=ONE)
     events = [*crash(unit), (2, TimeUp()), *[(3, e) for e in crash(unit, 1)]]
     _, done = play([unit, "z"], *events, ended("z"))
-    assert done[-2:] == [[Stop(names=("z",))], [Finish(failure=failed("b"))]]
+    assert done[-2:] == [[StopWorkers(names=("z",))], [Finish(failure=failed("b"))]]
 
 
 def test_asked_while_a_group_is_cleared_it_does_not_start_again():
     _, done = play([GROUP, "z"], failed("a"), SIGNAL, *map(killed, "bc"), ended("z"))
-    assert done[1] == [Stop(names=("z",))]
+    assert done[1] == [StopWorkers(names=("z",))]
     assert done[-1] == [Finish(failure=failed("a"), stopped_by="signal")]
 
 
@@ -143,12 +143,12 @@ def test_a_cleared_group_that_cannot_be_killed_fails_a_run_that_stops():
 
 def test_the_failure_of_another_stops_a_group_too():
     _, done = play([GROUP, "z"], failed("z"))
-    assert done == [[Stop(names=GROUP.workers)]]
+    assert done == [[StopWorkers(names=GROUP.workers)]]
 
 
 def test_a_group_that_cannot_be_killed_fails_the_run():
     state, done = play([GROUP, "z"], failed("a"), killed("b"), (5, TimeUp()))
-    assert done[-1] == [Stop(names=("z",))]
+    assert done[-1] == [StopWorkers(names=("z",))]
     assert (state.phase, state.failure) == ("stopping", failed("a"))
     _, done = play([GROUP], failed("a"), killed("b"), (5, TimeUp()))
     assert done[-1] == [Finish(failure=failed("a"), left=("c",))]
@@ -171,7 +171,7 @@ def test_that_one_cannot_be_killed_is_said():
 def test_a_preempted_worker_takes_its_group_along_untold_and_stops_the_run():
     preempted = ended("a", outcome="preempted")
     state, done = play([GROUP, "z"], preempted, ended("b"), ended("z"), ended("c"))
-    assert done == [[Stop(names=("z",))], [], [], [Finish(stopped_by="a")]]
+    assert done == [[StopWorkers(names=("z",))], [], [], [Finish(stopped_by="a")]]
     assert state.failure is None
 
 

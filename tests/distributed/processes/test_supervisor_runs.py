@@ -6,8 +6,8 @@ from replicator.distributed.processes.states import (
     Finish,
     Kill,
     Start,
-    Stop,
     StopAsked,
+    StopWorkers,
     TimeUp,
 )
 from replicator.distributed.processes.supervisor import begin, decide, next_deadline_s
@@ -43,7 +43,7 @@ def test_a_run_ends_well_when_all_workers_have_ended():
 
 def test_one_failure_stops_the_others_at_once():
     state, done = play("abc", failed("b"))
-    assert done == [[Stop(names=("a", "c"))]]
+    assert done == [[StopWorkers(names=("a", "c"))]]
     assert (state.phase, state.failure) == ("stopping", failed("b"))
 
 
@@ -80,7 +80,7 @@ def test_who_cannot_be_killed_is_left_behind_by_name():
 
 def test_a_worker_may_ask_for_the_stop_of_all():
     _, done = play("ab", StopAsked(by="b"), ended("a"), ended("b"))
-    assert done[0] == [Stop(names=("a", "b"))]
+    assert done[0] == [StopWorkers(names=("a", "b"))]
     assert done[-1] == [Finish(stopped_by="b")]
 
 

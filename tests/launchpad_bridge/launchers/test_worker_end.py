@@ -10,18 +10,16 @@ from replicator.launchpad_bridge.launchers.worker_reports import (
     pack_result,
 )
 
-KILLED = {"code": -signal.SIGKILL, "is_killed": False, "out_of_memory": False}
-WELL = {"code": 0, "is_killed": False, "out_of_memory": False}
+KILLED = {"code": -signal.SIGKILL}
+WELL = {"code": 0}
 
 
-def end(heard, said=None, *, lines=("one", "two"), attempt=0):
+def end(how, report=None, *, lines=("one", "two"), attempt=0, log="/logs/a.log"):
     return worker_end.exited(
         "a",
         attempt,
-        said=FrameReader().feed(said)[0] if said else None,
-        heard={**heard, "pid": 5},
-        lines=lines,
-        log="/logs/a.log",
+        last=FrameReader().feed(report)[0] if report else None,
+        end=worker_end.ProcessExit(**how, pid=5, lines=lines, log=log),
     )
 
 
@@ -35,8 +33,7 @@ def test_a_result_and_a_good_end_are_a_return():
 
 
 def test_a_kill_after_the_result_takes_nothing_away():
-    heard = {**KILLED, "is_killed": True}
-    exited = end(heard, pack_result(3, "stopped"))
+    exited = end({**KILLED, "is_killed": True}, pack_result(3, "stopped"))
     assert (exited.outcome, exited.result) == ("stopped", 3)
 
 
@@ -67,15 +64,14 @@ def test_who_printed_nothing_has_no_last_lines():
 
 
 def test_a_raise_is_told_with_its_type_and_attempt():
-    said = pack_error(ValueError("a bug"), log_bytes=4)
-    exited = end({**WELL, "code": 1}, said, attempt=2)
+    report = pack_error(ValueError("a bug"), log_bytes=4)
+    exited = end({"code": 1}, report, attempt=2)
     assert first_line(exited) == "`a` raised ValueError: a bug (process 5, attempt 2)"
     assert isinstance(exited.error.__cause__, ValueError)
 
 
 def test_a_long_message_keeps_its_first_line_first():
-    said = pack_error(ValueError("one\ntwo"), log_bytes=0)
-    exited = end(WELL, said)
+    exited = end(WELL, pack_error(ValueError("one\ntwo"), log_bytes=0))
     assert str(exited.error).splitlines()[:2] == [
         "`a` raised ValueError: one (process 5)",
         "two",
@@ -84,6 +80,7 @@ def test_a_long_message_keeps_its_first_line_first():
 
 def test_a_reason_stands_where_nobody_knows_more():
     assert first_line(end({"reason": "is lost"})) == "`a` is lost (process 5)"
+    assert str(end({"reason": "is lost"}, log="").error) == "`a` is lost"
 
 
 def test_a_report_that_is_none_is_a_death():
@@ -93,8 +90,7 @@ def test_a_report_that_is_none_is_a_death():
 
 
 def test_a_silent_exit_is_told_as_one():
-    heard = {**KILLED, "code": 0}
-    assert "exited with code 0 without a word" in first_line(end(heard))
+    assert "exited with code 0 without a word" in first_line(end(WELL))
 
 
 def test_what_a_worker_printed_or_raised_is_no_command_to_a_terminal():

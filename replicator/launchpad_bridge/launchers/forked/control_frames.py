@@ -1,29 +1,29 @@
 """Small messages between a launcher and its fork server: JSON, with descriptors.
 
 Both are one program and share a socket that nobody else can reach; nothing is unpickled
-all the same. A frame is its length, four bytes, and JSON; descriptors travel with the
-length, in order.
+all the same. A message is the head of a frame, as reports of workers are framed;
+descriptors travel with its first bytes, in order.
 """
 
 import json
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-_LENGTH = struct.Struct("!I")
+from replicator.launchpad_bridge.launchers.worker_reports import FrameReader, pack
+
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
+_JSON = b"j"
 
 Message = dict[str, Any]
 
 
 def frame(message: Message) -> bytes:
     """Return the bytes of one message."""
-    data = json.dumps(message).encode()
-    return _LENGTH.pack(len(data)) + data
+    return pack(_JSON, json.dumps(message).encode())
 
 
 def send(to: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -42,28 +42,27 @@ class Receiver:
 
     def __init__(self, source: socket.socket) -> None:
         self._source = source
-        # Of the one thread that receives.
-        self._begun = bytearray()
+        # Both are used by the one thread that receives.
+        self._frames = FrameReader()
         self._descriptors: deque[int] = deque()
 
     def receive(self) -> list[Message] | None:
         """Read once; return what is whole, None at the end.
 
-        On a socket that does not block and has nothing, the list is empty.
+        On a socket that has nothing in time, or does not block, the list is empty.
         """
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 self._source, _READ_BYTES, _MOST_DESCRIPTORS
             )
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             return []
         except ConnectionError:
             return None
         self._descriptors.extend(descriptors)
         if not data:
             return None
-        self._begun += data
-        return self._whole()
+        return [json.loads(frame.head) for frame in self._frames.feed(data)]
 
     def receive_one(self) -> Message | None:
         """Wait for the first message; None if the other end is gone."""
@@ -82,14 +81,3 @@ class Receiver:
         """Close those that nobody took."""
         while self._descriptors:
             os.close(self._descriptors.popleft())
-
-    def _whole(self) -> list[Message]:
-        messages = []
-        while len(self._begun) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._begun)
-            end = _LENGTH.size + length
-            if len(self._begun) < end:
-                break
-            messages.append(json.loads(self._begun[_LENGTH.size : end]))
-            del self._begun[:end]
-        return messages

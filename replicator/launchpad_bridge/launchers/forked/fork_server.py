@@ -37,10 +37,10 @@ from replicator.launchpad_bridge.launchers.forked.control_frames import (
     send,
 )
 from replicator.launchpad_bridge.launchers.forked.preloading import preload
-from replicator.launchpad_bridge.launchers.forked.worker_logs import open_log
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
+from replicator.launchpad_bridge.launchers.worker_logs import open_log
 from replicator.launchpad_bridge.launchers.worker_process import (
     Job,
     fresh_interpreter,

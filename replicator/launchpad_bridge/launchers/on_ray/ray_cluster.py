@@ -12,10 +12,6 @@ Ray runs what anybody who reaches it sends. So its token authentication is on
 """
 
 import dataclasses
-import logging
-import queue
-import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,33 +20,30 @@ import ray
 import ray.actor
 import ray.exceptions
 
-from replicator.errors import NodeFailedError
+from replicator.distributed.processes.driver import Worker
 from replicator.launchpad_bridge import recipes
-from replicator.launchpad_bridge.launchers import worker_end
-from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
-from replicator.launchpad_bridge.launchers.on_ray import ray_session
-from replicator.launchpad_bridge.launchers.on_ray.address_books import (
+from replicator.launchpad_bridge.addresses.address_books import (
     AddressRegistry,
     Book,
 )
+from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
+from replicator.launchpad_bridge.launchers.on_ray import ray_session
 from replicator.launchpad_bridge.launchers.on_ray.ray_words import how_actor_was_lost
 from replicator.launchpad_bridge.launchers.on_ray.remote_worker import (
-    Event,
     RemoteWorker,
     Task,
 )
+from replicator.launchpad_bridge.launchers.worker_end import ProcessExit
+from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
 from replicator.launchpad_bridge.launchers.worker_process import Job
-from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
+    Resources,
     StopAsked,
-    Worker,
 )
 
-_LOG = logging.getLogger(__name__)
-_POLL_S = 5.0
 _CLOSE_S = 15.0
 _CALLS_AT_ONCE = 8
 _ASK_S = 10.0
@@ -104,23 +97,33 @@ class Ray:
             raise
 
 
-@dataclasses.dataclass(eq=False)
-class _RayWorker:
-    """One start of a worker; the launcher's side of it.
+class _RayProcess:
+    """A `StartedProcess` below an actor of Ray.
 
-    Attributes:
-      executable: What it runs.
-      attempt: Which start.
-      actor: Its handle.
-      start_until_s: When it has to have started; None once it has.
-      is_killed: Whether it was told to die.
+    Args:
+      actor: Handle of the actor, which may still wait for a host.
+      resources: Resources of the worker.
+      start_timeout_s: How long it may wait.
     """
 
-    executable: Executable
-    attempt: int
-    actor: Any
-    start_until_s: float | None
-    is_killed: bool = False
+    def __init__(
+        self, actor: Any, resources: Resources, start_timeout_s: float
+    ) -> None:
+        self.actor = actor
+        self._resources = resources
+        self._start_timeout_s = start_timeout_s
+        # The thread of the worker's handle writes all but `_is_killed`; others read.
+        self._has_started = False
+        self._is_killed = False
+        self._lost = ""  # why the actor cannot be asked any more
+        self.leaving: Any = None
+
+    def read(self) -> bytes:
+        """Wait for bytes of its reports; return none once there are no more."""
+        if not self._has_started:
+            limit_s = self._start_timeout_s
+            self._has_started = bool(self._call("is_here", timeout_s=limit_s))
+        return b"" if self._lost else self._call("read") or b""
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
@@ -128,11 +131,35 @@ class _RayWorker:
 
     def kill(self) -> None:
         """End it and all that it started; returns at once."""
-        self.is_killed = True
-        if self.start_until_s is None:
+        self._is_killed = True
+        if self._has_started:
             self.actor.kill.remote()
-        else:  # nobody is there to obey
+        else:  # it cannot obey yet
             ray.kill(self.actor)
+
+    def wait(self, log_end: int | None) -> ProcessExit:
+        """Wait until it has exited; return how."""
+        end = None if self._lost else self._call("wait", log_end)
+        return end or ProcessExit(reason=self._lost)
+
+    def close(self) -> None:
+        """Have the actor remove everything but the log from its host, and end."""
+        if self._has_started and self.leaving is None:
+            self.leaving = self.actor.leave.remote()
+
+    def _call(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+        """Wait for a method of the actor; note why it is lost, if it is."""
+        try:
+            return ray.get(getattr(self.actor, method).remote(*args), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            ray.kill(self.actor)
+            self._lost = (
+                f"found no room in the cluster within {timeout_s:g} s: it needs "
+                f"{ray_session.wanted(self._resources) or 'a process'}"
+            )
+        except Exception as error:
+            self._lost = _how_lost(error, is_killed=self._is_killed)
+        return None
 
 
 class RayWorkers:
@@ -156,12 +183,8 @@ class RayWorkers:
         self._namespace = f"replicator-{plan.run_id}"
         self._surroundings = read_surroundings()
         self._recipes: dict[str, bytes] = {}
-        # The driver's thread adds, `_watch` takes out: whoever walks it walks a copy.
-        self._live: set[_RayWorker] = set()
-        self._leaving: list[Any] = []
-        # From Ray's threads, which may not wait, to `_watch`; None ends that.
-        self._heard: queue.SimpleQueue[tuple[_RayWorker, Any] | None]
-        self._heard = queue.SimpleQueue()
+        # The driver's thread alone starts and closes workers.
+        self._started: list[tuple[_RayProcess, WorkerHandle]] = []
         plan.logs.mkdir(parents=True, exist_ok=True)
         hosts = ray_session.hosts()
         wanted = options.across_hosts
@@ -183,10 +206,6 @@ class RayWorkers:
             self.address_book = Book(
                 _RegistryActor(self._registry), folder=plan.folder, host=session.host
             )
-        self._thread = threading.Thread(
-            target=self._watch, name="ray watch", daemon=True
-        )
-        self._thread.start()
 
     def start(self, executable: Executable, attempt: int) -> Worker:
         """Start one; returns when it is on its way. Its end is reported once.
@@ -221,28 +240,23 @@ class RayWorkers:
             surroundings=self._surroundings,
             has_book=self._is_wide,
         )
-        worker = _RayWorker(
-            executable=executable,
-            attempt=attempt,
-            actor=actor.remote(task, self._registry),
-            start_until_s=time.monotonic() + self._options.start_timeout_s,
+        process = _RayProcess(
+            actor.remote(task, self._registry), resources, self._options.start_timeout_s
         )
-        self._live.add(worker)
-        self._listen(worker)
-        return worker
+        handle = WorkerHandle(executable.name, attempt, process, self._report)
+        self._started.append((process, handle))
+        return handle
 
     def close(self) -> None:
         """Leave nothing behind: kills what still runs, deletes what was made."""
-        self._heard.put(None)
-        self._thread.join(_CLOSE_S)
-        live = list(self._live)
-        leaving = [w.actor.leave.remote() for w in live if w.start_until_s is None]
-        leaving += self._leaving
+        for process, _ in self._started:
+            process.close()
+        leaving = [each.leaving for each, _ in self._started if each.leaving]
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
-        for worker in live:
-            ray.kill(worker.actor)
-            self._end(worker, "was killed at the end of the run")
+        for process, handle in self._started:
+            ray.kill(process.actor)
+            handle.close()
         if self._registry is not None:
             ray.kill(self._registry)
         self._session.close()
@@ -252,101 +266,19 @@ class RayWorkers:
             self._recipes[executable.name] = recipes.pack(executable)
         return self._recipes[executable.name]
 
-    def _listen(self, worker: _RayWorker) -> None:
-        """Have what happens next to a worker put into the queue."""
-        future = worker.actor.next_event.remote(_POLL_S).future()
-        # Ray calls back in a thread of its own, where nothing may wait.
-        future.add_done_callback(lambda done: self._heard.put((worker, done)))
 
-    def _watch(self) -> None:
-        while True:
-            try:
-                heard = self._heard.get(timeout=self._left_s())
-            except queue.Empty:
-                self._give_up_late()
-                continue
-            if heard is None:
-                return
-            worker, done = heard
-            try:
-                self._hear(worker, done)
-            except Exception as error:
-                _LOG.exception("`%s` is lost", worker.executable.name)
-                self._end(worker, f"is lost: {error}")
-
-    def _left_s(self) -> float:
-        now_s = time.monotonic()
-        # Not for ever: workers are added, with dues of their own, while this waits.
-        dues = [w.start_until_s for w in list(self._live) if w.start_until_s]
-        return max(0.0, min([*dues, _POLL_S + now_s]) - now_s)
-
-    def _hear(self, worker: _RayWorker, done: Any) -> None:
-        if worker not in self._live:
-            return
-        try:
-            event: Event | None = done.result()
-        except ray.exceptions.RayError as error:
-            self._end(worker, _how_lost(worker, error))
-            return
-        worker.start_until_s = None
-        if event is not None and "ended" in event:
-            self._live.discard(worker)
-            self._report(_exited(worker, event))
-            # Its host is rid of all but the log.
-            self._leaving.append(worker.actor.leave.remote())
-            return
-        if event is not None and "asked" in event:
-            by = worker.executable.name
-            self._report(StopAsked(by=by, of=event["asked"]))
-        self._listen(worker)
-
-    def _give_up_late(self) -> None:
-        for worker in list(self._live):
-            due_s = worker.start_until_s
-            if due_s is not None and time.monotonic() >= due_s:
-                ray.kill(worker.actor)
-                limit_s = self._options.start_timeout_s
-                wanted = ray_session.wanted(worker.executable.resources)
-                self._end(
-                    worker,
-                    f"found no room in the cluster within {limit_s:g} s: it needs "
-                    f"{wanted or 'a process'}",
-                )
-
-    def _end(self, worker: _RayWorker, text: str) -> None:
-        """Report the end of a worker of which only that much is known."""
-        if worker not in self._live:
-            return
-        self._live.discard(worker)
-        name = worker.executable.name
-        error = NodeFailedError(f"`{name}` {text}", node=name)
-        self._report(
-            Exited(name=name, attempt=worker.attempt, outcome="died", error=error)
-        )
-
-
-class _WorkerActor:
+class _WorkerActor(RemoteWorker):
     """The actor of one worker."""
 
     def __init__(self, task: Task, registry: Any) -> None:
         known = None if registry is None else _RegistryActor(registry)
-        self._worker = RemoteWorker(task, known, ray_session.own_host())
-        self._is_new = True
+        super().__init__(task, known, ray_session.own_host())
 
-    def next_event(self, timeout_s: float) -> Event | None:
-        if self._is_new:  # so that the launcher knows that this actor has started
-            self._is_new = False
-            return None
-        return self._worker.next_event(timeout_s)
-
-    def stop(self) -> None:
-        self._worker.stop()
-
-    def kill(self) -> None:
-        self._worker.kill()
+    def is_here(self) -> bool:
+        return True
 
     def leave(self) -> None:
-        self._worker.close()
+        self.close()
         ray.actor.exit_actor()
 
 
@@ -373,21 +305,11 @@ def _certificates(folder: Path, hosts: set[str]) -> dict[str, bytes]:
     return {f"tls/{path.name}": path.read_bytes() for path in folder.iterdir()}
 
 
-def _exited(worker: _RayWorker, event: Event) -> Exited:
-    said = event["said"]
-    return worker_end.exited(
-        worker.executable.name,
-        worker.attempt,
-        said=None if said is None else Frame(*said),
-        heard=event["heard"],
-        lines=event["lines"],
-        log=event["log"],
-    )
-
-
-def _how_lost(worker: _RayWorker, error: Exception) -> str:
-    if worker.is_killed:
+def _how_lost(error: Exception, *, is_killed: bool) -> str:
+    if is_killed:
         return "was killed by its launcher"
     if isinstance(error, ray.exceptions.RayTaskError):
         return f"could not be started on its host: {error.cause}"
-    return how_actor_was_lost(str(error))
+    if isinstance(error, ray.exceptions.RayError):
+        return how_actor_was_lost(str(error))
+    return f"is lost: {error}"

@@ -10,35 +10,30 @@ here.
 import contextlib
 import dataclasses
 import os
-import queue
 import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from replicator.base.host.held_folder import hold_folder
 from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail
-from replicator.launchpad_bridge.launchers.forked.worker_logs import log_paths
-from replicator.launchpad_bridge.launchers.guarded_worker import GuardedWorker
+from replicator.launchpad_bridge.addresses.address_books import (
+    OfferedRegistry,
+    Registry,
+)
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
 )
 from replicator.launchpad_bridge.launchers.local_resources import ALLOCATION
-from replicator.launchpad_bridge.launchers.on_ray.address_books import (
-    OfferedRegistry,
-    Registry,
-)
+from replicator.launchpad_bridge.launchers.log_tail import LogTail
+from replicator.launchpad_bridge.launchers.piped_worker import PipedProcess
+from replicator.launchpad_bridge.launchers.worker_end import ProcessExit
+from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
-from replicator.launchpad_bridge.launchers.worker_reports import Frame
 from replicator.launchpad_bridge.run_folder import MADE_BY_WORKER, what_stays
 from replicator.rpc.security.private_files import create_private
 from replicator.rpc.server.server import Server
-
-Event: TypeAlias = dict[str, Any]
-"""`asked`, with whose stop, or `ended` with `said`, `heard`, `lines` and `log`."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -84,8 +79,6 @@ class RemoteWorker:
     def __init__(self, task: Task, registry: Registry | None, host: str) -> None:
         self._task = task
         self._host = host
-        # From the thread that listens to the worker, to the calls of Ray that ask.
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         run_folder = _run_folder(task)
         self._held = hold_folder(run_folder)
         name, attempt = task.job.worker, task.job.attempt
@@ -105,7 +98,7 @@ class RemoteWorker:
         self._tail = LogTail({name: self._log})
         self._tail.start()
         job = self._job(recipe)
-        self._worker = GuardedWorker(
+        self._process = PipedProcess(
             piped_interpreter(job, task.surroundings, sorted(task.environment)),
             name=name,
             attempt=attempt,
@@ -113,27 +106,29 @@ class RemoteWorker:
             owner=task.run_id,
             environ={**_environment(task), **job.environment},
             folder=self._own,
-            on_stop_asked=lambda of: self._events.put({"asked": of}),
-            on_end=self._ended,
         )
 
-    def next_event(self, timeout_s: float) -> Event | None:
-        """Wait for what happens next; None if nothing does."""
-        with contextlib.suppress(queue.Empty):
-            return self._events.get(timeout=timeout_s)
-        return None
+    def read(self) -> bytes:
+        """Wait for bytes of its reports; return none once there are no more."""
+        return self._process.read()
 
     def stop(self) -> None:
         """Ask the worker to stop."""
-        self._worker.stop()
+        self._process.stop()
 
     def kill(self) -> None:
         """End it and all that it started."""
-        self._worker.kill()
+        self._process.kill()
+
+    def wait(self, log_end: int | None) -> ProcessExit:
+        """Wait until it has exited; return how."""
+        end = self._process.wait(log_end)
+        return dataclasses.replace(end, log=f"{socket.gethostname()}:{self._log}")
 
     def close(self) -> None:
-        """Leave nothing on this host but the log."""
-        self._worker.close()
+        """Kill what still runs, and leave nothing on this host but the log."""
+        self._process.kill()
+        self._process.close()
         self._tail.close()
         if self._server is not None:
             self._server.stop(0.0)
@@ -154,19 +149,6 @@ class RemoteWorker:
             recipe=str(recipe),
             environment={"JAX_PLATFORMS": "cpu"} if self._task.gpus == 0 else {},
             book=book if self._task.has_book else None,
-        )
-
-    def _ended(
-        self, said: Frame | None, heard: Mapping[str, Any], lines: list[str]
-    ) -> None:
-        self._events.put(
-            {
-                "ended": True,
-                "said": None if said is None else tuple(said),
-                "heard": heard,
-                "lines": lines,
-                "log": f"{socket.gethostname()}:{self._log}",
-            }
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from replicator.errors import AuthenticationError, CallTimeoutError, LaunchError
-from replicator.launchpad_bridge.launchers.on_ray.address_books import (
+from replicator.launchpad_bridge.addresses.address_books import (
     AddressRegistry,
     Book,
     RegistryOfParent,

@@ -15,7 +15,7 @@ from typing import TextIO
 from replicator.base.host.plain_text import plain
 from replicator.base.host.standard_streams import lossy
 from replicator.distributed.processes.output import Lines
-from replicator.launchpad_bridge.launchers.forked.worker_logs import READING
+from replicator.launchpad_bridge.launchers.worker_logs import READING
 
 _EVERY_S = 0.1
 _PIECE_BYTES = 1 << 16

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from replicator.launchpad_bridge.launchers.forked.log_tail import LogTail, uses_colours
+from replicator.launchpad_bridge.launchers.log_tail import LogTail, uses_colours
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from replicator.errors import LaunchError
-from replicator.launchpad_bridge.launchers.forked.worker_logs import (
+from replicator.launchpad_bridge.launchers.worker_logs import (
     begin_attempt,
     last_lines,
     log_paths,
