@@ -95,7 +95,7 @@ def refuse_other_meshes(jaxpr: core.Jaxpr, axis_names: tuple[str, ...]) -> None:
 
 def names_axes(failure: Exception) -> bool:
     """Return whether JAX refused names of axes that the mesh in context has not."""
-    return _says(failure, _AXES)
+    return _has_any(failure, _AXES)
 
 
 def _has_any(failure: Exception, texts: tuple[str, ...]) -> bool:

@@ -266,11 +266,10 @@ def prove_replicated(
       batch_axis: Axis of an input marked `BATCH` that counts its examples.
 
     Raises:
-      ReplicationError: A leaf may differ (the message names it, the primitive that
-        computed it and the user's line), not all replicas may reach a collective, a
-        local sum was reduced already, a weight may differ between replicas whose
-        gradients meet, a global loss is used as if each had its own, or gradients were
-        summed over replicas where their mean is meant.
+      ReplicationError: A leaf may differ (the message names it, its primitive and the
+        user's line), not all replicas may reach a collective, a local sum was reduced
+        already, a weight may differ between replicas whose gradients meet, a global
+        loss is used as if each had its own, or gradients were summed, not averaged.
 
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
