@@ -1702,7 +1702,7 @@ ROWS = [
         ),
         ArgumentError,
         "`step_fn` must report one row per example for `worst`, a `Concat`, got "
-        "float32[1] for 2 examples. Declare what is no row per example otherwise: "
+        "float32[1] for 2 examples. Declare it as "
         "`Mean`, `Sum`, `Max` or `Min`.",
     ),
     Row(

@@ -106,7 +106,7 @@ class CoordinatorFacts:
 
     @property
     def several_processes(self) -> bool:
-        """Whether the environment announces more than one process."""
+        """True if the environment announces more than one process."""
         return self.cluster is not None and self.cluster.num_processes > 1
 
 

@@ -1,13 +1,13 @@
-"""Where the partitioner of XLA is not to be trusted, and what keeps it right there.
+"""Operations that XLA's partitioner gets wrong, and constraints that keep them right.
 
-Writes into arrays that are cut along what is written, shifts of them (negative and
-interior padding), and convolutions in groups come out wrong on many meshes, in plain
-`jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a row). So
-do two pads of one array with other fills, which windows and cumulative sums bring with
-them: one padded array is used for both. Transposed convolutions may not compile. Here
-such an operation is kept from being cut along the dimensions that it writes, shifts,
-groups, spreads or pads; all others may be cut as the partitioner likes, as may what is
-not in the table.
+Writes into arrays that are cut along the written dimensions, shifts of them (negative
+and interior padding), and convolutions in groups come out wrong on many meshes, in
+plain `jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a
+row). So do two pads of one array with other fills, which windows and cumulative sums
+bring with them: one padded array is used for both. Transposed convolutions may not
+compile. Here such an operation is kept from being cut along the dimensions that it
+writes, shifts, groups, spreads or pads; all others may be cut as the partitioner likes,
+as may operations that are not in the table.
 
 Two ways are cheaper, and right: a write of one place is chosen element by element, and
 rows of a batch are added into zeros as they lie (the gradient of an embedding).
@@ -23,17 +23,17 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 FREE = PartitionSpec.UNCONSTRAINED
-"""In place of a mesh axis: the dimension may be cut in any way."""
+"""Stands for a mesh axis: the dimension may be cut in any way."""
 
 GuardedCut = tuple[Any, ...]
 
 
 class Guard(NamedTuple):
-    """How what an operation takes and returns may be cut: None or `FREE` a dimension.
+    """Cuts that an operation allows: None or `FREE` for each dimension.
 
     Attributes:
-      operands: Of each operand.
-      result: Of its result.
+      operands: Cuts of each operand.
+      result: Cuts of its result.
     """
 
     operands: tuple[GuardedCut, ...]
@@ -41,7 +41,7 @@ class Guard(NamedTuple):
 
 
 def guard_of(eqn: core.JaxprEqn, *, is_shared: bool = False) -> Guard | None:
-    """Return how an operation may be cut; None where that is left to XLA.
+    """Return the cuts that an operation allows; None if all are left to XLA.
 
     Args:
       eqn: The operation.
@@ -50,17 +50,17 @@ def guard_of(eqn: core.JaxprEqn, *, is_shared: bool = False) -> Guard | None:
     find = GUARDS.get(eqn.primitive.name)
     guard = find and find(eqn)
     if guard and is_shared and eqn.params.get("batch_group_count", 1) > 1:
-        # What each of them sums is added up as if it were another's.
+        # XLA adds up the sums of all of them, as if their examples differed.
         whole = (None,) * len(guard.operands[1])
         guard = guard._replace(operands=(guard.operands[0], whole))
     return guard
 
 
 def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
-    """Tell whether rows are added that may lie in pieces of a batch, which divide.
+    """Return whether rows are added that may lie in pieces of a batch, which divide.
 
-    Right where they are added into zeros, and dear to gather: gradients of embeddings,
-    examples sent to experts.
+    That is right if they are added into zeros, and to gather them would be dear:
+    gradients of embeddings, examples sent to experts.
     """
     if eqn.primitive.name != "scatter-add":
         return False
@@ -72,8 +72,8 @@ def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
 def chosen_write(eqn: core.JaxprEqn, values: Sequence) -> jax.Array | None:
     """Write one place by choosing between old and new; None for any other operation.
 
-    Each element follows from those in its place, so nothing has to be whole. It costs a
-    pass over the array, or over what a device has of it.
+    Each element follows from those at its position, so no array has to be whole. It
+    costs a pass over the array, or over a device's piece of it.
     """
     operand, shape = values[0], jnp.shape(values[0])
     if (found := _starts(eqn, values)) is None:
@@ -93,13 +93,13 @@ def chosen_write(eqn: core.JaxprEqn, values: Sequence) -> jax.Array | None:
 
 
 def _starts(eqn: core.JaxprEqn, values: Sequence) -> tuple[dict, Any] | None:
-    """Return where a single write begins, by dimension, and what it writes."""
+    """Return the start of a single write, by dimension, and the value written."""
     if eqn.primitive.name == "dynamic_update_slice":
         pairs = zip(jnp.shape(values[0]), _window(eqn), strict=True)
         part = [d for d, (size, window) in enumerate(pairs) if size != window]
         return {d: values[2 + d] for d in part}, values[1]
     by_function = eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"]
-    if by_function:  # `.at[place].apply`: what is written follows from what is there
+    if by_function:  # `.at[place].apply`: the new value follows from the old one
         return None
     if eqn.primitive.name in _SCATTERS and jnp.ndim(values[1]) == 1:
         places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
@@ -204,7 +204,7 @@ GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
 
 
 def _window(eqn: core.JaxprEqn) -> list[int]:
-    """Return how long one write is along each dimension of what it writes into."""
+    """Return the length of one write along each dimension of its array."""
     if eqn.primitive.name == "dynamic_update_slice":
         return list(_shape(eqn.invars[1]))
     places = _window_places(eqn)
@@ -214,7 +214,7 @@ def _window(eqn: core.JaxprEqn) -> list[int]:
 
 
 def _window_places(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Return which dimension of the updates runs along each of the operand's."""
+    """Return the dimension of the updates for each dimension of the operand."""
     dims = eqn.params["dimension_numbers"]
     left_out = {*dims.inserted_window_dims, *dims.operand_batching_dims}
     kept = [d for d in range(len(_shape(eqn.invars[0]))) if d not in left_out]

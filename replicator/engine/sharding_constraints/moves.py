@@ -1,4 +1,4 @@
-"""Where the dimensions of an array go in operations that only move or add up."""
+"""Follow the dimensions of an array through operations that only move or add up."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _REDUCTIONS = frozenset(
 
 
 def is_elementwise(eqn: core.JaxprEqn) -> bool:
-    """Tell whether each element of the result follows from those in its place."""
+    """Return whether each element of the result follows from those at its position."""
     if eqn.primitive.name not in _ELEMENTWISE:
         return False
     shape = _shape(eqn.outvars[0])
@@ -32,15 +32,15 @@ def is_elementwise(eqn: core.JaxprEqn) -> bool:
 
 
 def is_reduction(eqn: core.JaxprEqn) -> bool:
-    """Tell whether pieces are reduced where they are: a norm needs no whole array."""
+    """Return whether pieces are reduced where they are: a norm needs no whole array."""
     return eqn.primitive.name in _REDUCTIONS
 
 
 def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
-    """Return how the result lies if the first operand lies as `cut` says.
+    """Return the cut of the result if `cut` is that of the first operand.
 
     Returns:
-      None where the operation is not known to move dimensions only.
+      None if the operation is not known to only move dimensions.
     """
     name = eqn.primitive.name
     before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
@@ -54,7 +54,7 @@ def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
 
 
 def backward(eqn: core.JaxprEqn, atom: Any, cut: Cut) -> Cut | None:
-    """Return how the operand `atom` is to lie for a result as `cut` says."""
+    """Return the cut of the operand `atom` for a result with the cut `cut`."""
     if is_elementwise(eqn):
         return cut if _shape(atom) == _shape(eqn.outvars[0]) else None
     name = eqn.primitive.name
@@ -65,7 +65,7 @@ def backward(eqn: core.JaxprEqn, atom: Any, cut: Cut) -> Cut | None:
     if name in ("reshape", "squeeze", "expand_dims"):
         return _reshaped(after, before, cut)
     if name == "pad" and atom is eqn.invars[0]:
-        # A shift keeps the size, and moves what is there.
+        # A shift keeps the size, and moves the values.
         padding = zip(cut, eqn.params["padding_config"], strict=True)
         return None if any(axis and any(each) for axis, each in padding) else cut
     return None
