@@ -25,6 +25,7 @@ from replicator.engine.analysis.dataflow import (
     find_equation,
     is_mutable,
     scan_sizes,
+    shape_of,
     sub_jaxprs,
 )
 from replicator.engine.analysis.evaluator import (
@@ -123,7 +124,7 @@ class _Emitter:
 
         def apply(eqn: core.JaxprEqn, operands: list) -> Iterable:
             cuts = [wanted.get(var) for var in eqn.outvars]
-            if eqn.primitive.name == "broadcast_in_dim" and not _rank(eqn.invars[0]):
+            if eqn.primitive.name == "broadcast_in_dim" and not shape_of(eqn.invars[0]):
                 filled.update(eqn.outvars)
             is_right = adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
             guard = None if is_right else guard_of(eqn, is_shared=self.is_shared)
@@ -350,7 +351,3 @@ def _holds_program(eqn: core.JaxprEqn) -> bool:
     """Return whether it runs a program on arrays, not on two numbers as a scatter."""
     held = [var for inner in sub_jaxprs(eqn) for var in inner.invars]
     return any(getattr(var.aval, "shape", ()) for var in held)
-
-
-def _rank(atom: core.Var | core.Literal) -> int:
-    return len(getattr(atom.aval, "shape", ()))

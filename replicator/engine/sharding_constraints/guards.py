@@ -22,6 +22,8 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
+from replicator.engine.analysis.dataflow import shape_of
+
 FREE = PartitionSpec.UNCONSTRAINED
 """Stands for a mesh axis: the dimension may be cut in any way."""
 
@@ -64,7 +66,7 @@ def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
     """
     if eqn.primitive.name != "scatter-add":
         return False
-    dims, updates = eqn.params["dimension_numbers"], _shape(eqn.invars[2])
+    dims, updates = eqn.params["dimension_numbers"], shape_of(eqn.invars[2])
     rows = [d for d in range(len(updates)) if d not in dims.update_window_dims]
     return bool(rows) and updates[rows[0]] % pieces == 0
 
@@ -109,7 +111,7 @@ def _starts(eqn: core.JaxprEqn, values: Sequence) -> tuple[dict, Any] | None:
 
 def _scatter(eqn: core.JaxprEqn) -> Guard:
     dims = eqn.params["dimension_numbers"]
-    operand, indices, updates = map(_shape, eqn.invars)
+    operand, indices, updates = map(shape_of, eqn.invars)
     places, window = _window_places(eqn), _window(eqn)
     written = {*dims.inserted_window_dims, *dims.scatter_dims_to_operand_dims}
     written |= {d for d in places if window[d] < operand[d]}
@@ -123,7 +125,7 @@ def _scatter(eqn: core.JaxprEqn) -> Guard:
 
 
 def _dynamic_update_slice(eqn: core.JaxprEqn) -> Guard:
-    pairs = zip(_shape(eqn.invars[0]), _window(eqn), strict=True)
+    pairs = zip(shape_of(eqn.invars[0]), _window(eqn), strict=True)
     cut = tuple(FREE if a == b else None for a, b in pairs)
     return Guard((cut, cut, *((),) * len(eqn.invars[2:])), cut)
 
@@ -139,7 +141,7 @@ def _pad(eqn: core.JaxprEqn) -> Guard | None:
 
 
 def _cumulative(eqn: core.JaxprEqn) -> Guard:
-    rank = len(_shape(eqn.invars[0]))
+    rank = len(shape_of(eqn.invars[0]))
     cut = tuple(None if d == eqn.params["axis"] else FREE for d in range(rank))
     return Guard((cut,), cut)
 
@@ -147,16 +149,16 @@ def _cumulative(eqn: core.JaxprEqn) -> Guard:
 def _window_of_reduction(eqn: core.JaxprEqn) -> Guard | None:
     if len(eqn.outvars) > 1:
         return None
-    sizes = zip(_shape(eqn.invars[0]), _shape(eqn.outvars[0]), strict=True)
+    sizes = zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)
     windows = zip(eqn.params["window_dimensions"], sizes, strict=True)
     cut = tuple(FREE if n == 1 and a == b else None for n, (a, b) in windows)
-    own = tuple(cut if _shape(atom) else () for atom in eqn.invars)
+    own = tuple(cut if shape_of(atom) else () for atom in eqn.invars)
     return Guard(own, cut)
 
 
 def _convolution(eqn: core.JaxprEqn) -> Guard | None:
     """Guard groups, and images that are spread by zeros (of a transposed one)."""
-    dims, rank = eqn.params["dimension_numbers"], len(_shape(eqn.invars[0]))
+    dims, rank = eqn.params["dimension_numbers"], len(shape_of(eqn.invars[0]))
     (image, image_on), (kernel, _), (result, result_on) = (
         (spec[:2], spec[2:]) for spec in (dims.lhs_spec, dims.rhs_spec, dims.out_spec)
     )
@@ -206,10 +208,10 @@ GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
 def _window(eqn: core.JaxprEqn) -> list[int]:
     """Return the length of one write along each dimension of its array."""
     if eqn.primitive.name == "dynamic_update_slice":
-        return list(_shape(eqn.invars[1]))
+        return list(shape_of(eqn.invars[1]))
     places = _window_places(eqn)
-    updates = _shape(eqn.invars[2])
-    rank = len(_shape(eqn.invars[0]))
+    updates = shape_of(eqn.invars[2])
+    rank = len(shape_of(eqn.invars[0]))
     return [updates[places[d]] if d in places else 1 for d in range(rank)]
 
 
@@ -217,9 +219,5 @@ def _window_places(eqn: core.JaxprEqn) -> dict[int, int]:
     """Return the dimension of the updates for each dimension of the operand."""
     dims = eqn.params["dimension_numbers"]
     left_out = {*dims.inserted_window_dims, *dims.operand_batching_dims}
-    kept = [d for d in range(len(_shape(eqn.invars[0]))) if d not in left_out]
+    kept = [d for d in range(len(shape_of(eqn.invars[0]))) if d not in left_out]
     return dict(zip(kept, dims.update_window_dims, strict=True))
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return getattr(atom.aval, "shape", ())

@@ -5,6 +5,7 @@ from typing import Any
 from jax.extend import core
 
 from replicator.collectives.markers import ALONE, MARKERS
+from replicator.engine.analysis.dataflow import shape_of
 from replicator.strategies.strategy import Cut
 
 _ELEMENTWISE = frozenset(
@@ -27,8 +28,8 @@ def is_elementwise(eqn: core.JaxprEqn) -> bool:
     """Return whether each element of the result follows from those at its position."""
     if eqn.primitive.name not in _ELEMENTWISE:
         return False
-    shape = _shape(eqn.outvars[0])
-    return all(_shape(atom) in (shape, ()) for atom in eqn.invars)
+    shape = shape_of(eqn.outvars[0])
+    return all(shape_of(atom) in (shape, ()) for atom in eqn.invars)
 
 
 def is_reduction(eqn: core.JaxprEqn) -> bool:
@@ -43,7 +44,7 @@ def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
       None if the operation is not known to only move dimensions.
     """
     name = eqn.primitive.name
-    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     if name == "transpose":
         return tuple(cut[dimension] for dimension in eqn.params["permutation"])
     if name in ("reshape", "squeeze", "expand_dims"):
@@ -56,9 +57,9 @@ def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
 def backward(eqn: core.JaxprEqn, atom: Any, cut: Cut) -> Cut | None:
     """Return the cut of the operand `atom` for a result with the cut `cut`."""
     if is_elementwise(eqn):
-        return cut if _shape(atom) == _shape(eqn.outvars[0]) else None
+        return cut if shape_of(atom) == shape_of(eqn.outvars[0]) else None
     name = eqn.primitive.name
-    before, after = _shape(atom), _shape(eqn.outvars[0])
+    before, after = shape_of(atom), shape_of(eqn.outvars[0])
     if name == "transpose":
         places = eqn.params["permutation"]
         return tuple(cut[places.index(dimension)] for dimension in range(len(places)))
@@ -105,7 +106,3 @@ def _reshaped(before: tuple, after: tuple, cut: Cut) -> Cut | None:
                 return None
             found[others[0]] = cut[own[0]]
     return tuple(found)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return getattr(atom.aval, "shape", ())
