@@ -816,8 +816,8 @@ ROWS = [
         StateError,
         "`step_fn` must return a state of the structure, shapes and dtypes that it was "
         "given, got another: `a` is float32[4] instead of bfloat16[4]. `decay` is "
-        "float32, as a number of Python is once it is state. Give it the dtype of what "
-        "it meets: `jnp.asarray(value, w.dtype)`.",
+        "float32, as a number of Python is once it is state. Give it the dtype of its "
+        "operands: `jnp.asarray(value, w.dtype)`.",
     ),
     Row(
         "A step that returns no metrics",
@@ -1703,7 +1703,7 @@ ROWS = [
         ),
         ArgumentError,
         "`step_fn` must report one row per example for `worst`, a `Concat`, got "
-        "float32[1] for 2 examples. Declare what is no row per example otherwise: "
+        "float32[1] for 2 examples. Declare it as "
         "`Mean`, `Sum`, `Max` or `Min`.",
     ),
     Row(

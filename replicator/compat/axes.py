@@ -1,4 +1,4 @@
-"""Check what `pmap` is told about axes and positions, and what arrays it is given."""
+"""Check the arguments of `pmap` about axes and positions, and its arrays."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +15,14 @@ from replicator.errors import ArgumentError
 
 
 def require_function(fn: Any) -> None:
-    """Refuse what cannot be mapped.
+    """Refuse an object that cannot be mapped.
 
     Raises:
-      ArgumentError: `fn` is no function.
+      ArgumentError: `fn` is not a function.
     """
     if not callable(fn) or inspect.isclass(fn):
         raise ArgumentError(
-            f"`fn` must be a function, got {fn!r}. Pass what one replica does."
+            f"`fn` must be a function, got {fn!r}. Pass the function of one replica."
         )
 
 
@@ -43,7 +43,7 @@ def check_positions(name: str, value: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def with_sentinels(name: str, axes: Any) -> Any:
-    """Write `WHOLE` for None, which trees of axes could not tell from no leaf.
+    """Write `WHOLE` for None, which in trees of axes means no leaf.
 
     Raises:
       ArgumentError: An axis is neither None nor a whole number from 0 on.
@@ -64,16 +64,16 @@ def with_sentinels(name: str, axes: Any) -> Any:
 
 
 def with_axes(result: PyTree, out_axes: PyTree) -> PyTree:
-    """Give what one replica returned its device axis, of length 1.
+    """Give the results of one replica their device axis, of length 1.
 
     Raises:
-      ArgumentError: `out_axes` is no prefix of it.
+      ArgumentError: `out_axes` is not a prefix of them.
     """
     try:
         axes = jax.tree.broadcast(out_axes, result)
     except ValueError as failure:
         raise ArgumentError(
-            "`out_axes` must be a prefix of what the function returns, got "
+            "`out_axes` must be a prefix of the function's result, got "
             f"{out_axes} for {jax.tree.structure(result)}. Use 0 for all of it."
         ) from failure
     return jax.tree.map(
@@ -92,8 +92,8 @@ def common_size(
 
     Args:
       leaves: The arrays.
-      axes: For each, which axis is the devices'; `WHOLE` for none.
-      names: What an error calls them.
+      axes: Device axis of each; `WHOLE` for none.
+      names: Names of the leaves in errors.
 
     Raises:
       ArgumentError: They do not agree, or one lacks the axis.
@@ -104,16 +104,16 @@ def common_size(
         return None
     if None not in sizes and len(set(sizes)) == 1:
         return sizes[0]
-    told = names()
+    named = names()
     if None in sizes:
         odd = mapped[sizes.index(None)]
         rule = f"a device axis, axis {axes[odd]}"
     else:
         odd = next(i for i, size in zip(mapped, sizes, strict=True) if size != sizes[0])
-        rule = f"{sizes[0]} rows along axis {axes[odd]}, as `{told[mapped[0]]}` has"
+        rule = f"{sizes[0]} rows along axis {axes[odd]}, as `{named[mapped[0]]}` has"
     raise ArgumentError(
-        f"`{told[odd]}` must have {rule}, got shape {np.shape(leaves[odd])}. Give "
-        "`in_axes` None to what each device gets whole."
+        f"`{named[odd]}` must have {rule}, got shape {np.shape(leaves[odd])}. Give "
+        "`in_axes` None to an argument that each device gets whole."
     )
 
 

@@ -1,8 +1,8 @@
-"""The name `jax` for code of the days of `pmap`: what is gone, and all the rest.
+"""The name `jax` for code of the days of `pmap`, with the functions that are gone.
 
     from replicator.compat import jax      # was: import jax
 
-What is not defined here is that of the real `jax`; `import jax.numpy as jnp` stays.
+All other names are those of the real `jax`; `import jax.numpy as jnp` stays.
 """
 
 from typing import Any

@@ -1,11 +1,11 @@
-"""What training loops took from `flax.jax_utils` and `flax.training.common_utils`.
+"""Functions of `flax.jax_utils` and `flax.training.common_utils` for training loops.
 
     from replicator.compat import jax_utils                  # was: from flax
     from replicator.compat import jax_utils as common_utils  # was: from flax.training
 
-Flax still has some of these. Here a replicated value never lies whole on one device,
-`unreplicate` runs no program over all of them, and what is read ahead is read in a
-thread of its own, with a bound on every wait.
+Flax still has some of these. Here a replicated value is never whole on one device,
+`unreplicate` runs no program over all of them, and batches are read ahead in a thread
+of their own, with a bound on every wait.
 """
 
 import functools
@@ -27,16 +27,23 @@ def replicate(tree: PyTree, devices: Sequence[Device] | None = None) -> PyTree:
 
     Args:
       tree: Any pytree of arrays or numbers.
-      devices: By default all of this process.
+      devices: The devices; by default all of this process.
 
     Returns:
       The tree with a leading device axis; each leaf is one array over the devices.
+
+    >>> replicate({"w": jnp.ones(3)}, jax.devices()[:2])["w"].shape
+    (2, 3)
     """
     return device_put_replicated(tree, _here(devices))
 
 
 def unreplicate(tree: PyTree) -> PyTree:
-    """Return the first device's row of each leaf, from that device."""
+    """Return the first device's row of each leaf, from that device.
+
+    >>> unreplicate(replicate(jnp.arange(3), jax.devices()[:2])).tolist()
+    [0, 1, 2]
+    """
     return jax.tree.map(first_row, tree)
 
 
@@ -85,14 +92,22 @@ def get_metrics(device_metrics: Sequence[PyTree]) -> PyTree:
 
 
 def stack_forest(forest: Sequence[PyTree]) -> PyTree:
-    """Stack trees of NumPy arrays into one tree, along a new first axis."""
+    """Stack trees of NumPy arrays into one tree, along a new first axis.
+
+    >>> stack_forest([{"loss": 1.0}, {"loss": 2.0}])["loss"].tolist()
+    [1.0, 2.0]
+    """
     return jax.tree.map(lambda *leaves: np.stack(leaves), *forest)
 
 
 def onehot(
     labels: jax.Array, num_classes: int, on_value: float = 1.0, off_value: float = 0.0
 ) -> jax.Array:
-    """Return [..., num_classes]: `on_value` at each label, else `off_value`."""
+    """Return [..., num_classes]: `on_value` at each label, else `off_value`.
+
+    >>> onehot(jnp.array([0, 2]), 3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
     hot = jax.nn.one_hot(labels, num_classes, dtype=np.float32)
     return hot * (on_value - off_value) + off_value
 
@@ -108,9 +123,9 @@ def prefetch_to_device(
 
     Args:
       iterator: Yields trees with a leading device axis: see `shard`. A thread reads it.
-      size: Batches kept ready on the devices, at least 1.
-      devices: By default all of this process.
-      timeout_s: Longest wait for one batch.
+      size: Number of batches kept ready on the devices, at least 1.
+      devices: The devices; by default all of this process.
+      timeout_s: Longest wait for one batch, in seconds.
 
     Returns:
       An iterator of the same trees, each row on its device.
@@ -133,11 +148,11 @@ def pad_shard_unpad(
     """Let a mapped function take batches that do not divide over the devices.
 
     Args:
-      wrapped: Mapped by `pmap`: leaves [devices, rows, ...] in and out.
-      static_argnums: Positions of arguments handed on as they are: parameters.
+      wrapped: A function mapped by `pmap`: leaves [devices, rows, ...] in and out.
+      static_argnums: Positions of arguments passed as they are: parameters.
       static_argnames: Names of such keyword arguments.
-      static_return: Whether the result is handed back as it is. What was added, zeros,
-        then counts: `rep.evaluate` masks it.
+      static_return: Whether the result is returned as it is. The padding, zeros, then
+        counts: `rep.evaluate` masks it.
 
     Returns:
       A function of leaves [host_batch, ...], which returns NumPy arrays of that length.
@@ -174,7 +189,7 @@ def _common_length(batch: PyTree) -> int:
     if len(lengths) != 1:
         raise ArgumentError(
             "Arguments must have one number of examples, got "
-            f"{sorted(lengths) or 'none'}. Name in `static_argnums` what is no batch."
+            f"{sorted(lengths) or 'none'}. Name others in `static_argnums`."
         )
     return lengths.pop()
 

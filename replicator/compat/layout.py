@@ -1,10 +1,10 @@
-"""Where arrays with a leading device axis lie: one row of that axis on each device.
+"""Layout of arrays with a leading device axis: one row of that axis on each device.
 
 The convention of `pmap`: an array that a process holds has one row for each device of
-its own. Underneath is one global array over the devices of all processes; what programs
-of several processes are handed, and hand back, is the part of it that is here.
+its own. Underneath is one global array over the devices of all processes; programs of
+several processes take and return the part of it that is in this process.
 
-Meshes are built here, and not in `mesh`, because their one axis bears the user's name.
+Meshes are built here, and not in `mesh`, because their one axis has the user's name.
 """
 
 import functools
@@ -32,7 +32,7 @@ def axis_mesh(axis_name: Any, devices: tuple[Device, ...]) -> Mesh:
 
 @functools.lru_cache(maxsize=256)
 def several_processes(mesh: Mesh) -> bool:
-    """Tell whether devices of other processes are in a mesh; asked at each call."""
+    """Return whether devices of other processes are in a mesh; called at each call."""
     return spans_processes(mesh)
 
 
@@ -50,11 +50,11 @@ def axis_spec(mesh: Mesh, axis: int) -> PartitionSpec:
 
 
 def put_rows(leaves: Sequence[Any], axes: Sequence[int], mesh: Mesh) -> list[Any]:
-    """Put the arrays of this process under the mesh, where they do not lie so yet.
+    """Put the arrays of this process under the mesh, if they are not yet.
 
     Args:
       leaves: Arrays, NumPy arrays or numbers; tracers are left alone.
-      axes: For each leaf, which axis is the devices'; `WHOLE` for none.
+      axes: Device axis of each leaf; `WHOLE` for none.
       mesh: The devices, of all processes.
 
     Returns:
@@ -102,6 +102,6 @@ def _lies_under(leaf: Any, axis: int, here: Mesh, mesh: Mesh) -> bool:
     sharding, target = leaf.sharding, axis_sharding(here, axis)
     if sharding == target:
         return True
-    if not leaf.is_fully_addressable:  # a global array, handed on as it is
+    if not leaf.is_fully_addressable:  # a global array, passed on as it is
         target = axis_sharding(mesh, axis)
     return sharding.is_equivalent_to(target, leaf.ndim)

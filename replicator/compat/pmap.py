@@ -1,8 +1,8 @@
 """`pmap` as it was: one replica per device, a leading device axis, named collectives.
 
-What JAX 0.10 and 0.12 still have under that name is written over `shard_map`, too, and
-computes the same. This one differs where it matters to a program that just has to go
-on running:
+The function of that name in JAX 0.10 to 0.12 is written over `shard_map`, too, and
+computes the same. This one differs where it matters to a program that just has to keep
+running:
 
 - At most four calls are in flight, on fake CPU devices of several processes one. A loop
   over JAX's that never waits aborts the process on eight fake devices (jax 0.10).
@@ -68,17 +68,17 @@ def pmap(
     `replicator.Replicator`, and is proved to be right.
 
     Args:
-      fn: What one replica does; arguments come without the device axis.
-      axis_name: What collectives call the axis: `jax.lax.pmean(x, axis_name)`.
-      in_axes: Which axis of each positional argument is the devices'; a prefix of the
-        arguments' tree. None hands all of an argument to each device. Arguments by
-        keyword always have it first.
-      out_axes: Where that axis is in what comes back; None for none, where all replicas
-        return the same.
+      fn: Function of one replica; arguments come without the device axis.
+      axis_name: Name of the axis in collectives: `jax.lax.pmean(x, axis_name)`.
+      in_axes: Device axis of each positional argument; a prefix of the arguments' tree.
+        With None each device gets all of an argument. Arguments by keyword always have
+        it first.
+      out_axes: Device axis of each result; None for none, if all replicas return the
+        same.
       static_broadcasted_argnums: Positions of hashable arguments that are compiled in.
       donate_argnums: Positions of arguments whose memory the call may take.
-      devices: Which to use, of all processes; by default the first ones, as many as the
-        axis is long.
+      devices: Devices of all processes; by default the first ones, as many as the axis
+        is long.
       axis_size: Length of the axis in this process, needed only where no argument
         has it; the number of all devices is accepted, too.
       backend: Must be None.
@@ -86,7 +86,7 @@ def pmap(
 
     Returns:
       The mapped function; it is compiled once for each set of shapes. Its `lower` is
-      that of `jax.jit`, and what this compiles is called without static arguments.
+      that of `jax.jit`, whose compiled function is called without static arguments.
 
     Raises:
       ArgumentError: An argument of `pmap`, or later one of the mapped function, breaks
@@ -128,7 +128,7 @@ def pmap(
 
 @dataclasses.dataclass(eq=False)
 class _Mapped:
-    """What `pmap` was told; JAX keeps a program for each way in which it is called."""
+    """Arguments of `pmap`; JAX keeps a program for each way in which it is called."""
 
     fn: Callable[..., PyTree]
     axis_name: Any
@@ -146,7 +146,7 @@ class _Mapped:
         self._run = jax.jit(
             self._program, static_argnums=static, donate_argnums=tuple(donated)
         )
-        # A larger program decides itself whose memory it takes.
+        # A larger program decides itself about donation.
         self._run_traced = jax.jit(self._program, static_argnums=static)
         self._axes: dict[Any, tuple[int, ...]] = {}
         self._meshes: dict[int, Mesh] = {}
@@ -159,7 +159,7 @@ class _Mapped:
     def call_compiled(
         self, compiled: Any, first: tuple, args: tuple, kwargs: dict[str, Any]
     ) -> PyTree:
-        """Call what was compiled for arguments like `first`, without static ones."""
+        """Call the program compiled for arguments like `first`, without static ones."""
         count = len(self._dynamic(first))
         if len(args) != count:
             raise ArgumentError(
@@ -191,8 +191,8 @@ class _Mapped:
     ) -> tuple[PyTree, jax.Array]:
         """Run the function on each device.
 
-        There is one more result, a byte for each device: what else comes back may be
-        donated to the next call, and somebody must be able to wait for it.
+        There is one more result, a byte for each device: the others may be donated to
+        the next call, and a caller must be able to wait for this one.
         """
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
 
@@ -334,7 +334,7 @@ class _Mapped:
 
 @dataclasses.dataclass(eq=False)
 class _Stage:
-    """What JAX lowered or compiled, which is called as the mapped function is."""
+    """A lowered or compiled program of JAX, called as the mapped function is."""
 
     mapped: _Mapped
     args: tuple
@@ -350,8 +350,8 @@ class _Stage:
         return getattr(self.stage, name)
 
 
-# All mapped functions share one bound: what they fill is the one pool of XLA. The lock
-# is of the bound, held while a call waits for those before it: others wait as well.
+# All mapped functions share one bound, as they share XLA's one pool. The lock guards
+# the bound; it is held while a call waits for those before it: others wait as well.
 _LOCK = threading.Lock()
 
 

@@ -1,7 +1,7 @@
 """Put values on devices with a leading device axis, one row each, and take them back.
 
-What `jax.device_put_replicated` and `jax.device_put_sharded` did, which JAX 0.10 has
-no longer. The result is one array over the devices; no device ever holds all rows.
+As `jax.device_put_replicated` and `jax.device_put_sharded`, which JAX 0.10 no longer
+has. The result is one array over the devices; no device ever holds all rows.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from replicator.compat.layout import axis_mesh, axis_sharding
 from replicator.errors import ArgumentError
 
 ROWS = "rows"
-"""The axis of meshes that nobody's collectives see."""
+"""Name of the axis of meshes that no collective names."""
 
 
 def device_put_replicated(x: PyTree, devices: Sequence[Device]) -> PyTree:

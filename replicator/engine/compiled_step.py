@@ -69,23 +69,6 @@ class CompilePhases(Protocol):
         ...
 
 
-class Untimed:
-    """Phases that nobody watches: a step that is not timed."""
-
-    @property
-    def clock(self) -> "Untimed":
-        """A clock that stands still."""
-        return self
-
-    def now_s(self) -> float:
-        """Return zero."""
-        return 0.0
-
-    def during(self, phase: Literal["compile"]) -> AbstractContextManager[None]:
-        """Note nothing."""
-        return nullcontext()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _CachedProgram:
     """A compiled program, and facts about it that each call needs.
@@ -122,7 +105,9 @@ class CompiledStep:
         self._layout = layout
         self._first_updates = first_updates
         self._options = options
-        self._phases = phases or Untimed()
+        # Without phases no time is noted, and all times are 0.
+        self._during = phases.during if phases else nullcontext
+        self._now_s = phases.clock.now_s if phases else float
         self._program = shard_step(update, layout, options)
         self._programs: dict[tuple, _CachedProgram] = {}
         # The last program of such a batch: each call then need not look at the state.
@@ -240,7 +225,7 @@ class CompiledStep:
             held, outputs = run(program, flat, range(len(flat.leaves)))
         if held is not None:
             assert self._first_updates is not None
-            with self._phases.during("compile"):  # as long as that may take
+            with self._during("compile"):  # as long as that may take
                 after, metrics = outputs.state.tree, joined_metrics(outputs)
                 self._first_updates.compare(program.key, held, after, metrics)
         donation.returned(outputs.state, as_tree=not isinstance(state, FlatTree))
@@ -259,7 +244,7 @@ class CompiledStep:
             return None
         if not all(isinstance(leaf, jax.Array) for leaf in flat.leaves):
             raise TypeError  # numbers of the caller, which no program takes
-        with self._phases.during("compile"):
+        with self._during("compile"):
             return check.hold(program.key, flat.tree, batch, key)
 
     @in_no_mesh
@@ -328,7 +313,7 @@ class CompiledStep:
         signature = _signature((state, batch, key))
         program = self._programs.get(signature)
         if program is None:
-            with self._phases.during("compile"):
+            with self._during("compile"):
                 program = self._compile(state, batch, key, stated)
             self._programs[signature] = program
         self._by_batch[_signature(batch)] = program
@@ -337,8 +322,7 @@ class CompiledStep:
     def _compile(
         self, state: PyTree, batch: PyTree, key: Key | None, stated: bool
     ) -> _CachedProgram:
-        clock = self._phases.clock
-        started_s = clock.now_s()
+        started_s = self._now_s()
         given = jax.tree.map(_shape, {"state": state, "batch": batch, "key": key})
         if self._newest is not None and not stated:
             _warn_of_change(self._newest, given)
@@ -350,7 +334,7 @@ class CompiledStep:
             self._layout.mesh, lambda: program_key(lowered)
         )
         compiled = lowered.compile()
-        self._uncounted.append((clock.now_s() - started_s, traced.jaxpr, compiled))
+        self._uncounted.append((self._now_s() - started_s, traced.jaxpr, compiled))
         return _CachedProgram(
             run=compiled,
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),

@@ -70,7 +70,6 @@ class ProcessGroup(Protocol):
         Raises:
           ArgumentError: The keys of its programs differ.
         """
-        ...
 
     def require_same_state(self, mesh: Mesh, state: PyTree) -> None:
         """Return if the arrays that each process holds whole are the same in all.
@@ -78,19 +77,10 @@ class ProcessGroup(Protocol):
         Raises:
           ArgumentError: A leaf differs.
         """
-        ...
 
 
-class OneProcess:
+class OneProcess(ProcessGroup):
     """The only process of a run: there is nothing to compare."""
-
-    def require_same_program(
-        self, mesh: Mesh, key: Callable[[], str], *, name: str = "step_fn"
-    ) -> None:
-        """Accept any program."""
-
-    def require_same_state(self, mesh: Mesh, state: PyTree) -> None:
-        """Accept any state."""
 
 
 class Layout(BatchLayout, Protocol):

@@ -5,7 +5,7 @@ import dataclasses
 from jax.sharding import Mesh
 
 from replicator.base.types import StepFn
-from replicator.engine.compiled_step import CompiledStep, CompilePhases, Untimed
+from replicator.engine.compiled_step import CompiledStep, CompilePhases
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
 from replicator.engine.layout import Layout, ProcessGroup
@@ -99,7 +99,6 @@ def compiled_step(
       check: Options of the check of its first updates, if the layout partitions; None
         for no check.
     """
-    phases = phases or Untimed()
     update = lift(
         step_fn,
         accumulate=options.accumulate,
@@ -116,7 +115,12 @@ def compiled_step(
         alone = dataclasses.replace(options, steps_per_call=1)
         once = CompiledStep(update, layout, alone) if alone != options else None
         first_updates = FirstUpdates(
-            update, layout, options, check, once=once, clock=phases.clock
+            update,
+            layout,
+            options,
+            check,
+            once=once,
+            now_s=phases.clock.now_s if phases else float,
         )
     if options.steps_per_call > 1:
         update = repeat_steps(update)

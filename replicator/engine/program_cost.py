@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.analysis.dataflow import shape_of, sub_jaxprs
 from replicator.engine.inspection.collectives import collectives_of, ring_bytes
 from replicator.engine.memory import MemoryNeed, memory_need
 
@@ -178,22 +178,18 @@ def _sent_bytes(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> int:
 
 def _dot_flops(eqn: core.JaxprEqn) -> int:
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    lhs = _shape(eqn.invars[0])
+    lhs = shape_of(eqn.invars[0])
     products = math.prod(lhs[dimension] for dimension in contracted)
-    return 2 * products * math.prod(_shape(eqn.outvars[0]))
+    return 2 * products * math.prod(shape_of(eqn.outvars[0]))
 
 
 def _convolution_flops(eqn: core.JaxprEqn) -> int:
-    kernel = _shape(eqn.invars[1])
+    kernel = shape_of(eqn.invars[1])
     _, features, *window = eqn.params["dimension_numbers"].rhs_spec
     products = math.prod(kernel[dimension] for dimension in (features, *window))
     # A dilated input, as in the gradient of a strided convolution, is mostly zeros.
     zeros = math.prod(eqn.params["lhs_dilation"])
-    return 2 * products * math.prod(_shape(eqn.outvars[0])) // zeros
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return atom.aval.shape
+    return 2 * products * math.prod(shape_of(eqn.outvars[0])) // zeros
 
 
 def _array_bytes(aval: Any) -> int:

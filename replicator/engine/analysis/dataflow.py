@@ -9,7 +9,7 @@ write changes it, also from inside a call. Marks only ever grow, so the walk end
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from jax.extend import core
@@ -109,15 +109,19 @@ def find_equation(
     >>> find_equation(jaxpr, lambda eqn: eqn.primitive.name == "sin").primitive
     sin
     """
+    return next(filter(predicate, equations(jaxpr, but_in=but_in)), None)
+
+
+def equations(
+    jaxpr: core.Jaxpr, *, but_in: str | None = None
+) -> Iterator[core.JaxprEqn]:
+    """Yield all equations of `jaxpr`, however deep, as `find_equation` walks them."""
     for eqn in jaxpr.eqns:
         if but_in is not None and but_in in str(eqn.source_info.name_stack):
             continue  # with all equations inside, which may not be in the scope
-        if predicate(eqn):
-            return eqn
+        yield eqn
         for sub in sub_jaxprs(eqn):
-            if (found := find_equation(sub, predicate, but_in=but_in)) is not None:
-                return found
-    return None
+            yield from equations(sub, but_in=but_in)
 
 
 def find_collective(

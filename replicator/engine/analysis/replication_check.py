@@ -266,11 +266,10 @@ def prove_replicated(
       batch_axis: Axis of an input marked `BATCH` that counts its examples.
 
     Raises:
-      ReplicationError: A leaf may differ (the message names it, the primitive that
-        computed it and the user's line), not all replicas may reach a collective, a
-        local sum was reduced already, a weight may differ between replicas whose
-        gradients meet, a global loss is used as if each had its own, or gradients were
-        summed over replicas where their mean is meant.
+      ReplicationError: A leaf may differ (the message names it, its primitive and the
+        user's line), not all replicas may reach a collective, a local sum was reduced
+        already, a weight may differ between replicas whose gradients meet, a global
+        loss is used as if each had its own, or gradients were summed, not averaged.
 
     Warns:
       SharedRandomKeyWarning: All replicas draw the same numbers for their own examples.
@@ -296,7 +295,9 @@ def prove_replicated(
             [mark.varying is not None for mark in in_marks],
             [path is not None and not rules.given for path in out_paths],
             num_replicas=num_replicas or 1,
-            examples=_num_examples(_shapes(jaxpr), in_marks, batch_axis),
+            examples=_num_examples(
+                list(map(dataflow.shape_of, jaxpr.invars)), in_marks, batch_axis
+            ),
         )
     rules.noise.warn("replica")
 
@@ -326,7 +327,7 @@ def _walk(
     batch_axis: int,
 ) -> tuple[_ReplicationRules, list[Mark]]:
     """Return the rules after the walk, and the marks of the outputs."""
-    shapes = _shapes(jaxpr)
+    shapes = list(map(dataflow.shape_of, jaxpr.invars))
     like = [s for s, mark in zip(shapes, in_marks, strict=True) if mark is STATE]
     noise = SharedNoise(_num_examples(shapes, in_marks, batch_axis), like)
     # A number of the state, such as a count of steps, does not count as weights.
@@ -337,10 +338,6 @@ def _walk(
     everyone = _everyone(shapes, in_marks, batch_axis, num_replicas or 1)
     rules = _ReplicationRules(noise, num_replicas, everyone)
     return rules, dataflow.flow(jaxpr, given, rules)
-
-
-def _shapes(jaxpr: core.Jaxpr) -> list[tuple[int, ...]]:
-    return [getattr(var.aval, "shape", ()) for var in jaxpr.invars]
 
 
 def _everyone(

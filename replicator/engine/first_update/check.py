@@ -16,7 +16,6 @@ from typing import Any, Literal
 import jax
 
 from replicator.base.flat_tree import whole
-from replicator.base.host.clock import Clock
 from replicator.base.mesh import spans_processes
 from replicator.base.padded import unpadded
 from replicator.base.types import Key, PyTree
@@ -95,7 +94,7 @@ class FirstUpdates:
       check: Callbacks.
       once: `update` compiled by itself, if a program makes several in one call, between
         which the state is not seen.
-      clock: Times each check.
+      now_s: The time, for that of each check.
     """
 
     def __init__(
@@ -106,11 +105,11 @@ class FirstUpdates:
         check: FirstUpdateCheck,
         *,
         once: Callable[..., tuple[PyTree, PyTree]] | None,
-        clock: Clock,
+        now_s: Callable[[], float],
     ) -> None:
         self._replica = one_replica(update, options)
         self._layout, self._options = layout, options
-        self._check, self._once, self._clock = check, once, clock
+        self._check, self._once, self._now_s = check, once, now_s
         self._done: dict[str, int] = {}
         self._alone: dict[str, OneDevice] = {}
         self.found: list[CheckedUpdate] = []
@@ -163,13 +162,13 @@ class FirstUpdates:
         Raises:
           PartitionError: It differs by more than rounding does.
         """
-        began_s = self._clock.now_s()
+        began_s = self._now_s()
         self._done[program] += 1
         try:
             result, why = self._compared(program, given, results_of(state, metrics))
         except NotChecked as reason:
             result, why = "not checked", str(reason)
-        self._report(program, result, why, self._clock.now_s() - began_s)
+        self._report(program, result, why, self._now_s() - began_s)
         if self.is_done(program):
             self._alone.pop(program, None)
         if result == "differs":

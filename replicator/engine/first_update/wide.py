@@ -5,7 +5,7 @@ precision. Keys, integers and random bits stay. An equation that cannot be widen
 kernel, a cast of bits) is done as it was, between casts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.analysis.dataflow import equations
 from replicator.engine.analysis.evaluator import bind, evaluate, held_program
 
 _HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
@@ -30,16 +30,11 @@ def narrowest(jaxpr: core.Jaxpr, *, on_cpu: bool) -> float:
     0.0
     """
     coarse = float(jnp.finfo(jnp.bfloat16).eps)
-    return min(coarse, max(_roundings(jaxpr), default=0.0)) if on_cpu else coarse
-
-
-def _roundings(jaxpr: core.Jaxpr) -> Iterator[float]:
-    for eqn in jaxpr.eqns:
-        for dtype in map(_dtype, (*eqn.invars, *eqn.outvars)):
-            if _is_narrow(dtype):
-                yield float(jnp.finfo(dtype).eps)
-        for sub in sub_jaxprs(eqn):
-            yield from _roundings(sub)
+    if not on_cpu:
+        return coarse
+    atoms = (x for eqn in equations(jaxpr) for x in (*eqn.invars, *eqn.outvars))
+    narrow = filter(_is_narrow, map(_dtype, atoms))
+    return min(coarse, max((float(jnp.finfo(x).eps) for x in narrow), default=0.0))
 
 
 def widened(closed: core.ClosedJaxpr) -> Callable[..., list]:

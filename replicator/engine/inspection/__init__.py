@@ -1,1 +1,1 @@
-"""What a compiled program sends, keeps and computes, read from XLA's own text."""
+"""Collectives, memory and arithmetic of a compiled program, read from XLA's text."""

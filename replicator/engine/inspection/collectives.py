@@ -1,4 +1,4 @@
-"""Count the collectives of a compiled program, and what each puts on the wire."""
+"""Count the collectives of a compiled program, and the bytes of each on the wire."""
 
 import re
 from collections import Counter
@@ -30,23 +30,23 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
-    """What a compiled program does alike: one kind, of the same arrays, from one line.
+    """Collectives of one kind in a program, of the same arrays, from one line.
 
     Attributes:
-      kind: As XLA names it: `"all-gather"`, `"all-reduce"`, `"reduce-scatter"`, ...
-      count: How often one call of the program does it, the turns of loops included.
-      wire_bytes: What one device sends in all of those, in bytes, over a ring.
+      kind: Name of the kind: `"all-gather"`, `"all-reduce"`, `"reduce-scatter"`, ...
+      count: Number of them in one call of the program, the turns of loops included.
+      wire_bytes: Number of bytes that one device sends in all of them, over a ring.
       axes: Mesh axes along which its devices lie.
-      devices: How many devices take part in one.
-      arrays: What a device hands in, and of an all-gather what it gets: `f32[64,64]`,
-        one for each array.
-      source: The user's line, `train.py:12 in step_fn`; empty where XLA lost it, or the
+      devices: Number of devices in one.
+      arrays: Operands of a device, or results of an all-gather: `f32[64,64]`, one for
+        each array.
+      source: The user's line, `train.py:12 in step_fn`; empty if XLA lost it, or the
         step has no part in it.
-      variable: Path of the variable of the state that is handed in as it is stored;
-        empty for anything else.
-      op_name: What JAX called the operation, transformations included.
-      is_counted: Whether all loops around it say how often they turn. One that does not
-        counts as one turn.
+      variable: Path of the variable of the state that is its operand as it is stored;
+        empty for any other operand.
+      op_name: JAX's name of the operation, transformations included.
+      is_counted: Whether the number of turns of all loops around it is known. A loop
+        without counts as one turn.
     """
 
     kind: str
@@ -67,15 +67,15 @@ class Collective:
 
 
 def ring_bytes(kind: str, handed_bytes: int, devices: int) -> int:
-    """Return what one device sends in a collective that is done over a ring.
+    """Return the bytes that one device sends in a collective over a ring.
 
     No algorithm sends less (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
     algorithms for clusters of workstations", §3).
 
     Args:
       kind: One of `KINDS`.
-      handed_bytes: What a device hands in.
-      devices: How many take part.
+      handed_bytes: Number of bytes of a device's operand.
+      devices: Number of devices.
 
     >>> ring_bytes("all-reduce", 800, 8), ring_bytes("all-gather", 100, 8)
     (1400, 700)
@@ -97,14 +97,14 @@ def collectives_of(
 ) -> tuple[Collective, ...]:
     """List the collectives of a compiled program, the most bytes first.
 
-    Both ways of a conditional count. What is started and awaited apart counts once, and
-    so does what the TPU compiler does bit by bit in a chain of fusions. What it writes
-    as a fusion of an `all-reduce` and a slice is the `reduce-scatter` that runs.
+    Both ways of a conditional count. A collective that is started and awaited apart
+    counts once, and so does one that the TPU compiler does bit by bit in a chain of
+    fusions. Its fusion of an `all-reduce` and a slice runs as a `reduce-scatter`.
 
     Args:
-      text: As `jax.stages.Compiled.as_text` returns it.
-      sizes: Of the axes of the mesh whose devices the program is for, in their order;
-        without them collectives have no axes.
+      text: The text of `jax.stages.Compiled.as_text`.
+      sizes: Sizes of the axes of the program's mesh, in their order; without them
+        collectives have no axes.
       variables: Paths of the leaves of the state, in their order.
     """
     program = _with_reduce_scatters(parse(text))
@@ -128,7 +128,7 @@ def collectives_of(
 
 
 def _with_reduce_scatters(program: HloText) -> HloText:
-    """Write those as one instruction that the TPU compiler writes as a fusion."""
+    """Write each `reduce-scatter` that the TPU compiler fuses as one instruction."""
     computations = {
         name: {each.name: _as_one(program, each) for each in computation.values()}
         for name, computation in program.computations.items()
@@ -144,14 +144,14 @@ def _as_one(program: HloText, fusion: Instruction) -> Instruction:
     reduction = next((each for each in inside if each.opcode == "all-reduce"), None)
     if reduction is None:
         return fusion
-    # The fusion knows the line, and what it calls the devices.
+    # The fusion has the line, and the groups of devices.
     alone = re.sub(r"\bcalls=%?[\w.\-]+", "", fusion.attributes)
     attributes = f"{alone}, {reduction.attributes}"
     return replace(fusion, opcode="reduce-scatter", attributes=attributes)
 
 
 def _chain(instruction: Instruction) -> str:
-    """Return the channel of a collective that stands in each fusion of a chain."""
+    """Return the channel of a collective that is in each fusion of a chain."""
     if "chain_id=" not in instruction.attributes:
         return ""
     found = re.search(r"\bchannel_id=(\d+)", instruction.attributes)
@@ -212,7 +212,7 @@ Arrays = list[tuple[str, tuple[int, ...]]]
 def _put_together(
     kind: str, handed: Arrays, instruction: Instruction, devices: int
 ) -> Arrays:
-    """Return what is handed in; of an all-gather the whole."""
+    """Return the operands; of an all-gather the results."""
     found = re.search(r"\bdimensions=\{(\d+)\}", instruction.attributes)
     if kind != "all-gather" or found is None:
         return handed

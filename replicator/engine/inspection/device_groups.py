@@ -1,4 +1,4 @@
-"""Which devices a collective joins, and along which axes of the mesh those lie."""
+"""Groups of devices of a collective, and the axes of the mesh along which they lie."""
 
 import functools
 import itertools
@@ -75,7 +75,7 @@ def _along(axes: str, devices: str | None, joined: str) -> list[list[int]]:
         (name, int(before or 1), int(size or sizes[name] // int(before or 1)))
         for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", joined)
     ]
-    # An axis of which a part is joined stands as three: before, the part, behind.
+    # An axis of which a part is joined is written as three: before, the part, behind.
     parts: list[tuple[int, bool]] = []
     for name, size in sizes.items():
         cuts = sorted((before, width) for own, before, width in names if own == name)

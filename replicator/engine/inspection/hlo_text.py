@@ -1,7 +1,7 @@
 """Read the text of a compiled program: computations, and the lines they come from.
 
-It is the one view of a compiled program that JAX offers on every backend. Its parts
-that matter here have stayed from jax 0.10 to 0.12:
+It is the one view of a compiled program that JAX offers on every backend. These parts
+of it are the same from jax 0.10 to 0.12:
 
     FileNames … FunctionNames … FileLocations … StackFrames …
     %name (parameters) -> shape {
@@ -22,11 +22,11 @@ class Instruction:
     """One line of a computation: `%name = shape opcode(given), attributes`.
 
     Attributes:
-      name: Of its result.
-      shape: Of its result.
-      opcode: What it does.
-      given: What stands in its parentheses: operands, or the value of a constant.
-      attributes: All that follows.
+      name: Name of its result.
+      shape: Shape of its result.
+      opcode: Its operation.
+      given: Text in its parentheses: operands, or the value of a constant.
+      attributes: Text after them.
       is_root: Whether its result is that of the computation.
     """
 
@@ -43,18 +43,18 @@ class Instruction:
         return re.findall(r"%([\w.\-]+)", self.given)
 
     def names(self, attribute: str) -> str:
-        """Return the computation that an attribute names; empty where there is none."""
+        """Return the computation that an attribute names; empty for none."""
         found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.attributes)
         return found[1] if found else ""
 
 
 Computation = dict[str, Instruction]
-"""By name, in order."""
+"""Instructions by name, in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFrame:
-    """One frame of a Python stack, as the program's text has it.
+    """One frame of a Python stack in the program's text.
 
     Attributes:
       file: Its path.
@@ -74,9 +74,9 @@ class HloText:
     """A compiled program.
 
     Attributes:
-      entry: Name of the computation that a call runs; empty where there is no text.
-      num_devices: How many devices run it.
-      computations: Those that it calls, and the entry, by name.
+      entry: Name of the computation that a call runs; empty if there is no text.
+      num_devices: Number of devices that run it.
+      computations: Computations that it calls, and the entry, by name.
       frames: Frames by number, from 1.
     """
 
@@ -100,7 +100,7 @@ class HloText:
 
     def _user_line(self, number: int) -> str:
         while (frame := self.frames.get(number)) is not None:
-            # What called the step is the user's, too, and made none of its equations.
+            # The caller of the step is the user's, too, and made none of its equations.
             if frame.function.startswith(("shard_step.", "CompiledStep.")):
                 return ""
             if not is_library(frame.file):
@@ -111,7 +111,11 @@ class HloText:
 
 
 def parse(text: str) -> HloText:
-    """Read what `jax.stages.Compiled.as_text` returns; all of it may be empty."""
+    """Read the text of `jax.stages.Compiled.as_text`, which may be empty.
+
+    >>> parse(jax.jit(jnp.sin).lower(1.0).compile().as_text()).num_devices
+    1
+    """
     entry = _ENTRY.search(text)
     partitions = re.search(r"\bnum_partitions=(\d+)", text.partition("\n")[0])
     return HloText(
@@ -123,7 +127,7 @@ def parse(text: str) -> HloText:
 
 
 def source_of(computation: Computation, name: str) -> Instruction | None:
-    """Return the instruction that makes a value, through what only hands it on."""
+    """Return the instruction that makes a value, through those that only pass it on."""
     found = computation.get(name)
     while found is not None and found.opcode in ("copy", "bitcast", "convert"):
         found = computation.get(found.operands[0])
@@ -161,7 +165,7 @@ def _instruction(found: re.Match[str], line: str) -> Instruction:
 
 
 def _closing(line: str, start: int) -> int:
-    """Return where the parenthesis closes that opened before `start`."""
+    """Return the position of the parenthesis that closes the one before `start`."""
     depth = 1
     for place in re.finditer(r"[()]", line[start:]):
         depth += 1 if place[0] == "(" else -1

@@ -1,4 +1,4 @@
-"""Say what a compiled step does: collectives, memory and arithmetic, as a table."""
+"""Report on a compiled step: collectives, memory and arithmetic, as a table."""
 
 import os
 from collections import Counter
@@ -19,20 +19,22 @@ from replicator.strategies.variables import variables_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """What one call of a compiled step does; `print` it for a table.
+    """Report on one call of a compiled step; `print` it for a table.
 
-    It is what the compiler made for these devices: another backend, or another version
-    of one, may join, split and choose collectives otherwise. A CPU has no collectives
-    of bfloat16: there they are `f32`, with twice the bytes. And where gradients are
-    kept in pieces a CPU adds them up whole, and cuts them then: an `all-reduce`.
+    It is of the compiler's program for these devices: another backend, or another
+    version of one, may join, split and choose collectives otherwise. A CPU has no
+    collectives of bfloat16: there they are `f32`, with twice the bytes. And where
+    gradients are kept in pieces a CPU adds them up whole, and cuts them then: an
+    `all-reduce`.
 
     Attributes:
-      strategy: Its name.
-      mesh: The size of each axis of the mesh.
-      collectives: The most bytes first.
-      memory: On each device; None where the backend does not say.
-      flops: Of matrix products and convolutions, of all devices together.
-      steps_per_call: Updates that a call makes.
+      strategy: Name of the strategy.
+      mesh: Size of each axis of the mesh.
+      collectives: The collectives, the most bytes first.
+      memory: Memory on each device; None if the backend does not report it.
+      flops: Number of operations of matrix products and convolutions, of all devices
+        together.
+      steps_per_call: Number of updates of a call.
     """
 
     strategy: str
@@ -44,11 +46,11 @@ class Inspection:
 
     @property
     def wire_bytes(self) -> int:
-        """What one device sends in a call, in bytes, if collectives are rings."""
+        """Number of bytes that one device sends in a call, if collectives are rings."""
         return sum(each.wire_bytes for each in self.collectives)
 
     def counts(self) -> dict[str, int]:
-        """Return how many collectives of each kind there are, by kind and axes.
+        """Return the number of collectives by kind and axes.
 
         Returns:
           For example `{"all-gather shard": 12, "all-reduce replica,shard": 1}`.
@@ -59,7 +61,7 @@ class Inspection:
         return dict(sorted(counts.items()))
 
     def __str__(self) -> str:
-        """Return a table: a line for each collective, below what all of it takes."""
+        """Return a table: totals, and a line for each collective."""
         mesh = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
         memory = self.memory.describe() if self.memory is not None else "not known"
         lines = [
@@ -78,22 +80,22 @@ def inspection_of(
     state: PyTree,
     steps_per_call: int,
 ) -> Inspection:
-    """Return what a compiled step does.
+    """Return the report on a compiled step.
 
     Args:
       compiled: Its program, from `shard_step`.
-      cost: What a call of it costs.
-      layout: Where it runs.
-      state: What it takes: arrays or shapes.
-      steps_per_call: Updates that a call makes.
+      cost: Cost of a call.
+      layout: Its layout.
+      state: Its state: arrays or shapes.
+      steps_per_call: Number of updates of a call.
     """
-    told = layout.describe()
+    described = layout.describe()
     return Inspection(
-        strategy=told.get("name", "data_parallel"),
-        mesh=told["mesh"],
+        strategy=described.get("name", "data_parallel"),
+        mesh=described["mesh"],
         collectives=collectives_of(
             compiled.as_text() or "",
-            told["mesh"],
+            described["mesh"],
             [each.path for each in variables_of(state)],
         ),
         memory=cost.memory,
@@ -128,7 +130,7 @@ def _short(shapes: Sequence[str]) -> str:
 
 
 def origin(collective: Collective) -> str:
-    """Return where a collective comes from, for people, in few words."""
+    """Return the source of a collective, in short."""
     path, colon, rest = collective.source.partition(":")
     source = f"{os.path.basename(path)}{colon}{rest}" or collective.op_name
     return f"{source} ({collective.variable})" if collective.variable else source

@@ -1,8 +1,8 @@
-"""Walk through all that a call of a compiled program runs, and count how often.
+"""Walk through all instructions that a call of a compiled program runs, and count them.
 
-Compilers for CPU and GPU note how often a loop turns. That for TPU does not, so there
-it is read from the loop itself, if it counts as `lax.scan` does: from a constant to a
-constant.
+Compilers for CPU and GPU note the number of turns of a loop. That for TPU does not, so
+there it is read from the loop itself, if it counts as `lax.scan` does: from a constant
+to a constant.
 """
 
 import re
@@ -18,14 +18,14 @@ from replicator.engine.inspection.hlo_text import (
 
 
 class Visit(NamedTuple):
-    """An instruction in its place.
+    """An instruction in its computation.
 
     Attributes:
-      instruction: It.
-      around: The computation that it is in.
-      turns: How often a call of the program runs it.
-      is_counted: Whether all loops around it say how often they turn; one that does not
-        counts once.
+      instruction: The instruction.
+      around: Computation that it is in.
+      turns: Number of its runs in a call of the program.
+      is_counted: Whether the number of turns of all loops around it is known; a loop
+        without counts once.
     """
 
     instruction: Instruction
@@ -37,7 +37,7 @@ class Visit(NamedTuple):
 def walk(program: HloText) -> Iterator[Visit]:
     """Yield each instruction as often as it is reached, both ways of conditionals too.
 
-    What is started and awaited apart is reached by its start alone.
+    An operation that is started and awaited apart is reached only by its start.
     """
     return _walk(program, program.entry, 1, is_counted=True)
 
@@ -74,7 +74,7 @@ def _called(attributes: str) -> list[str]:
 
 
 def _loop_turns(program: HloText, around: Computation, loop: Instruction) -> int | None:
-    """Return how often a `while` turns; None where the program does not say."""
+    """Return the number of turns of a `while`; None if the program does not have it."""
     if found := _NOTED.search(loop.attributes):
         return int(found[1])
     asked = program.computations.get(loop.names("condition"), {})
@@ -110,7 +110,7 @@ def _element(
 
 
 def _place(value: Instruction | None) -> int | None:
-    """Return which element of what the loop carries a value is."""
+    """Return the number of a value among those that the loop carries."""
     if value is None or value.opcode != "get-tuple-element":
         return None
     found = re.search(r"\bindex=(\d+)", value.attributes)

@@ -1,8 +1,8 @@
-"""Numbers that a step reports, with the word for how they merge.
+"""Metrics of a step, declared by how they merge.
 
-A step returns a tree of metrics. Each says how it merges over microbatches and
+A step returns a tree of metrics. Each declares how it merges over microbatches and
 replicas: `Mean` (weighted), `Sum`, `Max`, `Min`, `Concat`, `PerReplica`; a plain array
-is a `Mean` of equal weights. What comes back is plain arrays, whose dtypes depend on
+is a `Mean` of equal weights. The caller gets plain arrays, whose dtypes depend on
 neither number.
 """
 
@@ -31,8 +31,8 @@ class Mean:
 
     Attributes:
       value: The mean over this replica's examples; any shape.
-      weight: How many examples (or tokens) stand behind it; a scalar. `None` counts
-        every microbatch of every replica alike.
+      weight: Number of its examples (or tokens), a scalar. With `None` every microbatch
+        of every replica counts alike.
 
     >>> def step_fn(state, batch):
     ...     hits = (batch["x"] @ state["params"]["w"] > 0) * batch["mask"]
@@ -47,7 +47,7 @@ class Mean:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Means:
-    """A sum of means, each with a weight of its own: what `value_and_grad` returns.
+    """A sum of means, each with a weight of its own, from `value_and_grad`.
 
     Attributes:
       parts: The means.
@@ -70,8 +70,8 @@ def _added(values: Sequence[jax.Array]) -> jax.Array:
 class Sum:
     """A value that adds up over microbatches and replicas.
 
-    Booleans and integers of fewer than 32 bits come back as int32, half precision as
-    float32: a sum over a batch would leave their range.
+    The sum of booleans and integers of fewer than 32 bits is int32, that of half
+    precision float32: a sum over a batch would leave their range.
     """
 
     value: jax.Array
@@ -98,9 +98,8 @@ class Min:
 class Concat:
     """One row for each example of a microbatch, [examples, ...]; all rows are kept.
 
-    What comes back is [global_batch, ...], in the order of the global batch, whole on
-    every replica: one gather. Rows of examples that only fill up are among them, but
-    not in an evaluation.
+    The result is [global_batch, ...], in the order of the global batch, whole on every
+    replica: one gather. It has rows for padding, too, but not in an evaluation.
     """
 
     value: jax.Array
@@ -110,22 +109,29 @@ Metric: TypeAlias = Mean | Means | Sum | Max | Min | Concat | PerReplica
 
 
 def is_metric(node: PyTree) -> bool:
-    """Tell whether `node` says how it merges."""
+    """Return whether `node` declares how it merges.
+
+    >>> is_metric(Sum(1.0)), is_metric(1.0)
+    (True, False)
+    """
     return isinstance(node, Metric)
 
 
 def declare(metrics: PyTree) -> PyTree:
     """Make every plain leaf of `metrics` a `Mean` of equal weights.
 
-    Means come in floats, sums in 32 bits at least: types do not depend on how many
-    replicas and microbatches there are.
+    Means are floats, sums have 32 bits at least: types do not depend on the numbers of
+    replicas and microbatches.
 
     Args:
-      metrics: What a step reported.
+      metrics: Metrics of a step.
 
     Returns:
-      The tree with every leaf inside a metric. Rows, and what replicas keep for
-      themselves, have a new leading axis of microbatches, of length 1.
+      The tree with every leaf inside a metric. `Concat` and `PerReplica` leaves have a
+      new leading axis of microbatches, of length 1.
+
+    >>> declare({"loss": jnp.array(2.0)})["loss"].value.dtype
+    dtype('float32')
     """
 
     def as_metric(node: PyTree) -> Metric:
@@ -157,7 +163,7 @@ def merge_microbatches(metrics: PyTree) -> PyTree:
 
 
 def merge_replicas(metrics: PyTree, *, reduction: str = "fast") -> PyTree:
-    """Merge declared metrics over replicas; leaves come back as plain arrays.
+    """Merge declared metrics over replicas into plain arrays.
 
     Args:
       metrics: One replica's declared metrics; `Concat` with an axis of microbatches in
@@ -224,7 +230,7 @@ def _merge_microbatches(metric: Metric) -> Metric:
             wide = value.astype(sum_dtype(value.dtype))
             share = (weights / safe).astype(wide.dtype)
             column = share.reshape(share.shape + (1,) * (value.ndim - share.ndim))
-            # A microbatch of padding alone weighs nothing, be it NaN; so may all do.
+            # A microbatch of padding alone has weight 0, even if NaN; so may all.
             counted = jnp.where(column == 0, jnp.zeros_like(wide), wide * column)
             return Mean(counted.sum(0).astype(value.dtype), total)
         case Means(parts):

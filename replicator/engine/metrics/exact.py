@@ -1,8 +1,8 @@
 """Refuse the metrics of an evaluation that would silently not be exact.
 
 Each block of examples may end in rows that only fill up. A metric counts every example
-once if it has one row per example (then the host weighs the rows), or if what it says
-of the block follows from the block's mask: a walk over the program's jaxpr tells.
+once if it has one row per example (then the host weights the rows), or if its value
+follows from the block's mask, by a walk over the program's jaxpr.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ def check_exact(traced: TracedBlocks) -> None:
     """Check every metric that a block reports.
 
     Args:
-      traced: Its outputs are the metrics, and what each row counts.
+      traced: The program; its outputs are the metrics, and the weight of each row.
 
     Raises:
       ArgumentError: A metric could not be merged exactly.
@@ -59,7 +59,7 @@ def check_exact(traced: TracedBlocks) -> None:
 
 
 class _Leaf(NamedTuple):
-    """What is known of one array of a metric, before anything runs."""
+    """Facts about one array of a metric, before a program runs."""
 
     text: str  # its dtype and shape in one block
     scalar: bool
@@ -104,8 +104,8 @@ def _check_weight(path: str, weight: list[_Leaf]) -> None:
     if not weight or not weight[0].scalar:
         raise ArgumentError(
             f"`eval_fn` must give `{path}`, a `Mean`, a scalar weight, got "
-            f"{weight[0].text if weight else None}. Write how many examples stand "
-            f'behind it: `Mean(value, batch["{MASK}"].sum())`.'
+            f"{weight[0].text if weight else None}. Pass the number of its examples: "
+            f'`Mean(value, batch["{MASK}"].sum())`.'
         )
     if not weight[0].mask:
         _refuse_unmasked(path, "Mean")
@@ -114,13 +114,12 @@ def _check_weight(path: str, weight: list[_Leaf]) -> None:
 def _refuse_unmasked(path: str, kind: str) -> None:
     raise ArgumentError(
         f'`eval_fn` must weight `{path}`, a `{kind}`, by `batch["{MASK}"]`, which is 0 '
-        "for rows that only fill up, got no use of it. Multiply by it, or return one "
-        "row per example."
+        "for padding, got no use of it. Multiply by it, or return one row per example."
     )
 
 
 def _follow(traced: TracedBlocks) -> list[frozenset[int]]:
-    """Tell of each output of a program whether it follows from batch and mask."""
+    """Return for each output of a program whether it follows from batch and mask."""
     rows = jax.tree.map(lambda _: DATA_MARK, traced.rows)
     marks = jax.tree.leaves({**rows, MASK: MASK_MARK})
     unmarked = [frozenset()] * len(jax.tree.leaves(traced.state))

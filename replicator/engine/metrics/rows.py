@@ -1,11 +1,11 @@
-"""Join rows per example that microbatches report, so that the cut does not show.
+"""Join rows per example of microbatches, so that the cut does not show.
 
-What merges, a `Mean` above all, is refused where it has a row per example: row i of one
-replica's examples says nothing of row i of another's.
+A metric that merges, such as a `Mean`, is refused if it has a row per example: row i of
+one replica's examples has nothing to do with row i of another's.
 
-Whether an array has a row per example cannot be told from one microbatch: a vector may
-happen to be as long. So the step is traced once more, with the whole batch of a replica
-at once, and metrics come out in the shapes that they have there.
+One microbatch does not show whether an array has a row per example: a vector may happen
+to be as long. So the step is traced once more, with the whole batch of a replica at
+once, and metrics get the shapes that they have there.
 """
 
 import math
@@ -24,17 +24,17 @@ from replicator.errors import ArgumentError
 def join_rows(
     metrics: PyTree, step: Callable[..., tuple], given: tuple, *, cut: bool
 ) -> PyTree:
-    """Check rows per example, and join those that a replica keeps for itself.
+    """Check rows per example, and join those of `PerReplica` metrics.
 
     A `PerReplica` leaf with a row per example gets the rows of all microbatches, in
-    order. Of any other, floats are averaged over microbatches; integers and booleans
+    order. Floats of other leaves are averaged over microbatches; integers and booleans
     are those of the last.
 
     Args:
-      metrics: Declared; `Concat` and `PerReplica` have an axis of microbatches in
-        front.
-      step: Runs over one microbatch; its second result are declared metrics.
-      given: The state, the batch of a replica, and what else `step` takes.
+      metrics: Declared metrics; `Concat` and `PerReplica` have an axis of microbatches
+        in front.
+      step: Runs over one microbatch; its second result is declared metrics.
+      given: The state, the batch of a replica, and the other arguments of `step`.
       cut: Whether leaves of that batch have an axis of microbatches in front.
 
     Returns:
@@ -51,8 +51,8 @@ def join_rows(
     examples, shapes = _examples(batch, cut=cut), metrics
     if may_grow:
         batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
-        words = f"the {examples} examples of a replica at once"
-        shapes = _shapes(step, state, batch, *rest, words=words)
+        described = f"the {examples} examples of a replica at once"
+        shapes = _shapes(step, state, batch, *rest, what=described)
 
     def join(path: tuple, metric: PyTree, like: PyTree) -> PyTree:
         if isinstance(metric, Concat):
@@ -67,11 +67,11 @@ def join_rows(
 def refuse_rows(
     metrics: PyTree, step: Callable[..., tuple], given: tuple, *, cut: bool
 ) -> None:
-    """Refuse rows per example in what merges with that of other examples.
+    """Refuse rows per example in metrics that merge with those of other examples.
 
     Args:
-      metrics: Declared, of one microbatch.
-      step: As in `join_rows`, which takes the other two, too.
+      metrics: Declared metrics of one microbatch.
+      step: As in `join_rows`, which has the other two, too.
       given: Likewise.
       cut: Likewise.
 
@@ -87,9 +87,9 @@ def refuse_rows(
         lambda x: jax.ShapeDtypeStruct((2 * examples, *x.shape[1 + cut :]), x.dtype),
         batch,
     )
-    words = f"twice the examples of a microbatch, {2 * examples}"
+    described = f"twice the examples of a microbatch, {2 * examples}"
     others = jax.tree.leaves(
-        _shapes(step, state, doubled, *rest, words=words), is_leaf=is_metric
+        _shapes(step, state, doubled, *rest, what=described), is_leaf=is_metric
     )
     for (path, metric), other in zip(named, others, strict=True):
         if _has_rows(metric, examples) and _has_rows(other, 2 * examples):
@@ -108,14 +108,14 @@ def _has_rows(metric: PyTree, examples: int) -> bool:
 
 
 def _shapes(
-    step: Callable, state: PyTree, batch: PyTree, *rest: PyTree, words: str
+    step: Callable, state: PyTree, batch: PyTree, *rest: PyTree, what: str
 ) -> PyTree:
-    """Return the shapes of the metrics of another batch; `words` say which."""
+    """Return the shapes of the metrics of another batch, described by `what`."""
     try:
         return jax.eval_shape(step, state, batch, *rest)[1]
     except Exception as failure:
         failure.add_note(
-            f"`step_fn` was traced with {words}, to see which metrics have one row per "
+            f"`step_fn` was traced with {what}, to see which metrics have one row per "
             "example."
         )
         raise
@@ -136,8 +136,8 @@ def _check_rows(path: str, rows: jax.Array, like: jax.Array, examples: int) -> N
     if not has_rows or like.shape[1:] != (examples, *shape[1:]):
         raise ArgumentError(
             f"`step_fn` must report one row per example for `{path}`, a `Concat`, got "
-            f"{describe(rows[0])} for {examples // microbatches} examples. Declare "
-            "what is no row per example otherwise: `Mean`, `Sum`, `Max` or `Min`."
+            f"{describe(rows[0])} for {examples // microbatches} examples. Declare it "
+            "as `Mean`, `Sum`, `Max` or `Min`."
         )
 
 

@@ -1,8 +1,8 @@
-"""Merge what blocks of examples report, on the host, in example order, in float64.
+"""Merge the metrics of blocks of examples, on the host, in example order, in float64.
 
 A sum of floating-point numbers depends on its order and grouping, so both are fixed: a
 block is summed by itself, blocks one after the other. Blocks of padding alone are left
-out, whatever they report.
+out, whatever their metrics.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from replicator.engine.metrics.declared import Concat, Max, Mean, Min, Sum, is_m
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRows:
-    """Which rows of one block count.
+    """Rows of one block that count.
 
     Attributes:
-      real: Which of its rows are examples, [block]; the others only fill up.
-      weights: What each row counts: [block].
-      replica: Which replica ran it.
+      real: Whether each of its rows is an example, [block]; the others only fill up.
+      weights: Weight of each row, [block].
+      replica: Number of the replica that ran it.
     """
 
     real: np.ndarray
@@ -38,7 +38,7 @@ class MetricTotals:
     A plain array is one row per example, averaged by the weights of the rows.
 
     Args:
-      num_replicas: The length of what a `PerReplica` metric becomes.
+      num_replicas: Length of a merged `PerReplica` metric.
     """
 
     def __init__(self, *, num_replicas: int) -> None:
@@ -79,7 +79,7 @@ class _Average:
     def add(self, metric: Mean | np.ndarray, rows: BlockRows) -> None:
         if isinstance(metric, Mean):
             value, weight = _wide(metric.value), np.float64(np.asarray(metric.weight))
-            # What weighs nothing may be 0 / 0.
+            # A value of weight 0 may be 0 / 0.
             weighted = value * weight if weight else np.zeros_like(value)
         else:
             counted = rows.weights != 0

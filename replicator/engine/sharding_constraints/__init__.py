@@ -1,1 +1,1 @@
-"""Emit a program again, with where its values lie written into it."""
+"""Emit a program again, with constraints on where its values lie."""

@@ -2,15 +2,15 @@
 
 A mark follows a variable that is stored in pieces through casts, transposes, reshapes,
 slices and elementwise arithmetic to its uses: a product, a convolution, a gather, and
-whatever is not known. There, and inside loops and rematerialised bodies, it is
-constrained to the partition in which it is computed. A target goes the other way, from
-what becomes new state back to the products that make gradients: those, and those
-alone, are constrained to the gradient's partition. (With partitions of arguments alone
-the partitioner also gathers activations.)
+unknown equations. There, and inside loops and rematerialised bodies, it is constrained
+to the partition in which it is computed. A target goes the other way, from new state
+back to the products that make gradients: only those are constrained to the gradient's
+partition. (With partitions of arguments alone the partitioner also gathers
+activations.)
 
-All of this says where values lie, and never what they are: what is not understood
-enters whole. What XLA would partition wrongly, whatever it is applied to, is kept whole
-along the dimensions that matter (`guards`).
+All of this decides where values lie, and never their bits: operands of an unknown
+equation are whole. An operation that XLA would partition wrongly is kept whole along
+the dimensions that matter (`guards`).
 """
 
 import logging
@@ -25,6 +25,7 @@ from replicator.engine.analysis.dataflow import (
     find_equation,
     is_mutable,
     scan_sizes,
+    shape_of,
     sub_jaxprs,
 )
 from replicator.engine.analysis.evaluator import (
@@ -60,11 +61,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """A value that lies in pieces.
+    """Mark of a value that lies in pieces.
 
     Attributes:
-      stored: The mesh axis of each of its dimensions.
-      computed: The same where it is multiplied.
+      stored: Mesh axis of each of its dimensions.
+      computed: Mesh axis of each where it is multiplied.
     """
 
     stored: Cut
@@ -90,8 +91,8 @@ def reemit(
     Args:
       traced: The program.
       args: Its arguments, flat.
-      marks: Of each argument that lies in pieces.
-      targets: Of each result that is new state: the partition of its gradient.
+      marks: Mark of each argument that lies in pieces.
+      targets: Partition of the gradient of each result that is new state.
       constrain: Constrains an array to a partition.
       pieces: Number of pieces that a batch is cut into.
       is_shared: Whether several devices have the same piece.
@@ -102,7 +103,7 @@ def reemit(
     outs, found = _Emitter(constrain, pieces, is_shared).run(
         traced, args, marks, targets
     )
-    # What moves in pieces is put together once, at the end.
+    # Values that move in pieces are put together once, at the end.
     return [
         out if mark is None else constrain(out, mark.stored)
         for out, mark in zip(outs, found, strict=True)
@@ -123,7 +124,7 @@ class _Emitter:
 
         def apply(eqn: core.JaxprEqn, operands: list) -> Iterable:
             cuts = [wanted.get(var) for var in eqn.outvars]
-            if eqn.primitive.name == "broadcast_in_dim" and not _rank(eqn.invars[0]):
+            if eqn.primitive.name == "broadcast_in_dim" and not shape_of(eqn.invars[0]):
                 filled.update(eqn.outvars)
             is_right = adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
             guard = None if is_right else guard_of(eqn, is_shared=self.is_shared)
@@ -166,11 +167,11 @@ class _Emitter:
     def _use(
         self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
     ) -> tuple[list, Marks]:
-        """Bind an equation with its operands whole, and what is wanted in pieces."""
+        """Bind an equation with whole operands, and the results wanted in pieces."""
         if any(m and any(m.stored) for m in marks) and _holds_program(eqn):
             _log.warning(
-                "`%s` at %s gets variables whole that are stored in pieces: what it "
-                "does inside is not known.",
+                "`%s` at %s gets variables whole that are stored in pieces: its inside "
+                "is not known.",
                 *(eqn.primitive.name, user_line(eqn)),
             )
         whole = [
@@ -204,7 +205,7 @@ class _Emitter:
         return self._wanted_results(outs, cuts)
 
     def _lie(self, value: Any, cut: Cut | None, guard: GuardedCut) -> Any:
-        """Constrain what a guard names to be whole, and the rest to `cut`, if any."""
+        """Constrain the dimensions of a guard to be whole, others to `cut`, if any."""
         lies = tuple(
             axis if kept is FREE else None
             for axis, kept in zip(cut or guard, guard, strict=True)
@@ -318,7 +319,7 @@ def _target_mark(cut: Cut | None) -> Partitioned | None:
 
 
 def _carried(marks: Marks, cuts: Targets) -> list[Partitioned | None]:
-    """Return how what a loop carries lies, all along: as it came, or as is wanted."""
+    """Return the marks of values that a loop carries: as they came, or as wanted."""
     return [
         mark if mark is not None or cut is None else _target_mark(cut)
         for mark, cut in zip(marks, cuts, strict=True)
@@ -347,10 +348,6 @@ def _holds_guarded(eqn: core.JaxprEqn) -> bool:
 
 
 def _holds_program(eqn: core.JaxprEqn) -> bool:
-    """Tell whether it runs one on arrays; how a scatter joins two numbers is none."""
+    """Return whether it runs a program on arrays, not on two numbers as a scatter."""
     held = [var for inner in sub_jaxprs(eqn) for var in inner.invars]
     return any(getattr(var.aval, "shape", ()) for var in held)
-
-
-def _rank(atom: core.Var | core.Literal) -> int:
-    return len(getattr(atom.aval, "shape", ()))

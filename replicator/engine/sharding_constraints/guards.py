@@ -1,13 +1,13 @@
-"""Where the partitioner of XLA is not to be trusted, and what keeps it right there.
+"""Operations that XLA's partitioner gets wrong, and constraints that keep them right.
 
-Writes into arrays that are cut along what is written, shifts of them (negative and
-interior padding), and convolutions in groups come out wrong on many meshes, in plain
-`jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a row). So
-do two pads of one array with other fills, which windows and cumulative sums bring with
-them: one padded array is used for both. Transposed convolutions may not compile. Here
-such an operation is kept from being cut along the dimensions that it writes, shifts,
-groups, spreads or pads; all others may be cut as the partitioner likes, as may what is
-not in the table.
+Writes into arrays that are cut along the written dimensions, shifts of them (negative
+and interior padding), and convolutions in groups come out wrong on many meshes, in
+plain `jax.jit` too, on either partitioner (jaxlib 0.10; 0.12 mends two writes in a
+row). So do two pads of one array with other fills, which windows and cumulative sums
+bring with them: one padded array is used for both. Transposed convolutions may not
+compile. Here such an operation is kept from being cut along the dimensions that it
+writes, shifts, groups, spreads or pads; all others may be cut as the partitioner likes,
+as may operations that are not in the table.
 
 Two ways are cheaper, and right: a write of one place is chosen element by element, and
 rows of a batch are added into zeros as they lie (the gradient of an embedding).
@@ -22,18 +22,20 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
+from replicator.engine.analysis.dataflow import shape_of
+
 FREE = PartitionSpec.UNCONSTRAINED
-"""In place of a mesh axis: the dimension may be cut in any way."""
+"""Stands for a mesh axis: the dimension may be cut in any way."""
 
 GuardedCut = tuple[Any, ...]
 
 
 class Guard(NamedTuple):
-    """How what an operation takes and returns may be cut: None or `FREE` a dimension.
+    """Cuts that an operation allows: None or `FREE` for each dimension.
 
     Attributes:
-      operands: Of each operand.
-      result: Of its result.
+      operands: Cuts of each operand.
+      result: Cuts of its result.
     """
 
     operands: tuple[GuardedCut, ...]
@@ -41,7 +43,7 @@ class Guard(NamedTuple):
 
 
 def guard_of(eqn: core.JaxprEqn, *, is_shared: bool = False) -> Guard | None:
-    """Return how an operation may be cut; None where that is left to XLA.
+    """Return the cuts that an operation allows; None if all are left to XLA.
 
     Args:
       eqn: The operation.
@@ -50,21 +52,21 @@ def guard_of(eqn: core.JaxprEqn, *, is_shared: bool = False) -> Guard | None:
     find = GUARDS.get(eqn.primitive.name)
     guard = find and find(eqn)
     if guard and is_shared and eqn.params.get("batch_group_count", 1) > 1:
-        # What each of them sums is added up as if it were another's.
+        # XLA adds up the sums of all of them, as if their examples differed.
         whole = (None,) * len(guard.operands[1])
         guard = guard._replace(operands=(guard.operands[0], whole))
     return guard
 
 
 def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
-    """Tell whether rows are added that may lie in pieces of a batch, which divide.
+    """Return whether rows are added that may lie in pieces of a batch, which divide.
 
-    Right where they are added into zeros, and dear to gather: gradients of embeddings,
-    examples sent to experts.
+    That is right if they are added into zeros, and to gather them would be dear:
+    gradients of embeddings, examples sent to experts.
     """
     if eqn.primitive.name != "scatter-add":
         return False
-    dims, updates = eqn.params["dimension_numbers"], _shape(eqn.invars[2])
+    dims, updates = eqn.params["dimension_numbers"], shape_of(eqn.invars[2])
     rows = [d for d in range(len(updates)) if d not in dims.update_window_dims]
     return bool(rows) and updates[rows[0]] % pieces == 0
 
@@ -72,8 +74,8 @@ def adds_rows(eqn: core.JaxprEqn, pieces: int) -> bool:
 def chosen_write(eqn: core.JaxprEqn, values: Sequence) -> jax.Array | None:
     """Write one place by choosing between old and new; None for any other operation.
 
-    Each element follows from those in its place, so nothing has to be whole. It costs a
-    pass over the array, or over what a device has of it.
+    Each element follows from those at its position, so no array has to be whole. It
+    costs a pass over the array, or over a device's piece of it.
     """
     operand, shape = values[0], jnp.shape(values[0])
     if (found := _starts(eqn, values)) is None:
@@ -93,13 +95,13 @@ def chosen_write(eqn: core.JaxprEqn, values: Sequence) -> jax.Array | None:
 
 
 def _starts(eqn: core.JaxprEqn, values: Sequence) -> tuple[dict, Any] | None:
-    """Return where a single write begins, by dimension, and what it writes."""
+    """Return the start of a single write, by dimension, and the value written."""
     if eqn.primitive.name == "dynamic_update_slice":
         pairs = zip(jnp.shape(values[0]), _window(eqn), strict=True)
         part = [d for d, (size, window) in enumerate(pairs) if size != window]
         return {d: values[2 + d] for d in part}, values[1]
     by_function = eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"]
-    if by_function:  # `.at[place].apply`: what is written follows from what is there
+    if by_function:  # `.at[place].apply`: the new value follows from the old one
         return None
     if eqn.primitive.name in _SCATTERS and jnp.ndim(values[1]) == 1:
         places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
@@ -109,7 +111,7 @@ def _starts(eqn: core.JaxprEqn, values: Sequence) -> tuple[dict, Any] | None:
 
 def _scatter(eqn: core.JaxprEqn) -> Guard:
     dims = eqn.params["dimension_numbers"]
-    operand, indices, updates = map(_shape, eqn.invars)
+    operand, indices, updates = map(shape_of, eqn.invars)
     places, window = _window_places(eqn), _window(eqn)
     written = {*dims.inserted_window_dims, *dims.scatter_dims_to_operand_dims}
     written |= {d for d in places if window[d] < operand[d]}
@@ -123,7 +125,7 @@ def _scatter(eqn: core.JaxprEqn) -> Guard:
 
 
 def _dynamic_update_slice(eqn: core.JaxprEqn) -> Guard:
-    pairs = zip(_shape(eqn.invars[0]), _window(eqn), strict=True)
+    pairs = zip(shape_of(eqn.invars[0]), _window(eqn), strict=True)
     cut = tuple(FREE if a == b else None for a, b in pairs)
     return Guard((cut, cut, *((),) * len(eqn.invars[2:])), cut)
 
@@ -139,7 +141,7 @@ def _pad(eqn: core.JaxprEqn) -> Guard | None:
 
 
 def _cumulative(eqn: core.JaxprEqn) -> Guard:
-    rank = len(_shape(eqn.invars[0]))
+    rank = len(shape_of(eqn.invars[0]))
     cut = tuple(None if d == eqn.params["axis"] else FREE for d in range(rank))
     return Guard((cut,), cut)
 
@@ -147,16 +149,16 @@ def _cumulative(eqn: core.JaxprEqn) -> Guard:
 def _window_of_reduction(eqn: core.JaxprEqn) -> Guard | None:
     if len(eqn.outvars) > 1:
         return None
-    sizes = zip(_shape(eqn.invars[0]), _shape(eqn.outvars[0]), strict=True)
+    sizes = zip(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0]), strict=True)
     windows = zip(eqn.params["window_dimensions"], sizes, strict=True)
     cut = tuple(FREE if n == 1 and a == b else None for n, (a, b) in windows)
-    own = tuple(cut if _shape(atom) else () for atom in eqn.invars)
+    own = tuple(cut if shape_of(atom) else () for atom in eqn.invars)
     return Guard(own, cut)
 
 
 def _convolution(eqn: core.JaxprEqn) -> Guard | None:
     """Guard groups, and images that are spread by zeros (of a transposed one)."""
-    dims, rank = eqn.params["dimension_numbers"], len(_shape(eqn.invars[0]))
+    dims, rank = eqn.params["dimension_numbers"], len(shape_of(eqn.invars[0]))
     (image, image_on), (kernel, _), (result, result_on) = (
         (spec[:2], spec[2:]) for spec in (dims.lhs_spec, dims.rhs_spec, dims.out_spec)
     )
@@ -204,22 +206,18 @@ GUARDS: dict[str, Callable[[core.JaxprEqn], Guard | None]] = {
 
 
 def _window(eqn: core.JaxprEqn) -> list[int]:
-    """Return how long one write is along each dimension of what it writes into."""
+    """Return the length of one write along each dimension of its array."""
     if eqn.primitive.name == "dynamic_update_slice":
-        return list(_shape(eqn.invars[1]))
+        return list(shape_of(eqn.invars[1]))
     places = _window_places(eqn)
-    updates = _shape(eqn.invars[2])
-    rank = len(_shape(eqn.invars[0]))
+    updates = shape_of(eqn.invars[2])
+    rank = len(shape_of(eqn.invars[0]))
     return [updates[places[d]] if d in places else 1 for d in range(rank)]
 
 
 def _window_places(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Return which dimension of the updates runs along each of the operand's."""
+    """Return the dimension of the updates for each dimension of the operand."""
     dims = eqn.params["dimension_numbers"]
     left_out = {*dims.inserted_window_dims, *dims.operand_batching_dims}
-    kept = [d for d in range(len(_shape(eqn.invars[0]))) if d not in left_out]
+    kept = [d for d in range(len(shape_of(eqn.invars[0]))) if d not in left_out]
     return dict(zip(kept, dims.update_window_dims, strict=True))
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return getattr(atom.aval, "shape", ())

@@ -1,10 +1,11 @@
-"""Where the dimensions of an array go in operations that only move or add up."""
+"""Follow the dimensions of an array through operations that only move or add up."""
 
 from typing import Any
 
 from jax.extend import core
 
 from replicator.collectives.markers import ALONE, MARKERS
+from replicator.engine.analysis.dataflow import shape_of
 from replicator.strategies.strategy import Cut
 
 _ELEMENTWISE = frozenset(
@@ -24,26 +25,26 @@ _REDUCTIONS = frozenset(
 
 
 def is_elementwise(eqn: core.JaxprEqn) -> bool:
-    """Tell whether each element of the result follows from those in its place."""
+    """Return whether each element of the result follows from those at its position."""
     if eqn.primitive.name not in _ELEMENTWISE:
         return False
-    shape = _shape(eqn.outvars[0])
-    return all(_shape(atom) in (shape, ()) for atom in eqn.invars)
+    shape = shape_of(eqn.outvars[0])
+    return all(shape_of(atom) in (shape, ()) for atom in eqn.invars)
 
 
 def is_reduction(eqn: core.JaxprEqn) -> bool:
-    """Tell whether pieces are reduced where they are: a norm needs no whole array."""
+    """Return whether pieces are reduced where they are: a norm needs no whole array."""
     return eqn.primitive.name in _REDUCTIONS
 
 
 def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
-    """Return how the result lies if the first operand lies as `cut` says.
+    """Return the cut of the result if `cut` is that of the first operand.
 
     Returns:
-      None where the operation is not known to move dimensions only.
+      None if the operation is not known to only move dimensions.
     """
     name = eqn.primitive.name
-    before, after = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     if name == "transpose":
         return tuple(cut[dimension] for dimension in eqn.params["permutation"])
     if name in ("reshape", "squeeze", "expand_dims"):
@@ -54,18 +55,18 @@ def forward(eqn: core.JaxprEqn, cut: Cut) -> Cut | None:
 
 
 def backward(eqn: core.JaxprEqn, atom: Any, cut: Cut) -> Cut | None:
-    """Return how the operand `atom` is to lie for a result as `cut` says."""
+    """Return the cut of the operand `atom` for a result with the cut `cut`."""
     if is_elementwise(eqn):
-        return cut if _shape(atom) == _shape(eqn.outvars[0]) else None
+        return cut if shape_of(atom) == shape_of(eqn.outvars[0]) else None
     name = eqn.primitive.name
-    before, after = _shape(atom), _shape(eqn.outvars[0])
+    before, after = shape_of(atom), shape_of(eqn.outvars[0])
     if name == "transpose":
         places = eqn.params["permutation"]
         return tuple(cut[places.index(dimension)] for dimension in range(len(places)))
     if name in ("reshape", "squeeze", "expand_dims"):
         return _reshaped(after, before, cut)
     if name == "pad" and atom is eqn.invars[0]:
-        # A shift keeps the size, and moves what is there.
+        # A shift keeps the size, and moves the values.
         padding = zip(cut, eqn.params["padding_config"], strict=True)
         return None if any(axis and any(each) for axis, each in padding) else cut
     return None
@@ -105,7 +106,3 @@ def _reshaped(before: tuple, after: tuple, cut: Cut) -> Cut | None:
                 return None
             found[others[0]] = cut[own[0]]
     return tuple(found)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return getattr(atom.aval, "shape", ())

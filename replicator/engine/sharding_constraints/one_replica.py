@@ -1,4 +1,4 @@
-"""Trace what the one replica of a partitioned step does, as for one device."""
+"""Trace the one replica of a partitioned step, as for one device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,17 +17,21 @@ from replicator.collectives.context.axes import (
 def traced_alone(
     fn: Callable[..., Any], given: Sequence[PyTree]
 ) -> tuple[core.ClosedJaxpr, PyTree]:
-    """Trace what the one replica does, without a word of where anything lies.
+    """Trace the function of the one replica, without constraints.
 
     Args:
-      fn: What it does with its own values.
-      given: These; arrays, traced or not, or shapes.
+      fn: Function of its own values.
+      given: These values; arrays, traced or not, or shapes.
 
     Returns:
-      The jaxpr, and the shapes of what `fn` returns.
+      The jaxpr, and the shapes of the results of `fn`.
 
     Raises:
-      ArgumentError: It asks for what only many replicas have.
+      ArgumentError: It calls a function that is for many replicas only.
+
+    >>> _, shapes = traced_alone(lambda x: 2.0 * x, [jnp.ones(3)])
+    >>> shapes.shape
+    (3,)
     """
     with one_replica_on_many_devices():
         try:
@@ -35,15 +39,15 @@ def traced_alone(
         except NameError as failure:
             if f"axis name: {REPLICA_AXIS}" not in str(failure):
                 raise
-        # It calls `lax.pmean("replica")` itself: there are no others to speak to. No
-        # value is mapped along this axis of length 1: nothing of it stays in the trace.
+        # It calls `lax.pmean("replica")` itself: there is one replica. No value is
+        # mapped along this axis of length 1: nothing of it stays in the trace.
         alone = jax.vmap(
             fn, in_axes=None, out_axes=None, axis_name=REPLICA_AXIS, axis_size=1
         )
         try:
             return jax.make_jaxpr(alone, return_shape=True)(*given)
         except AssertionError as failure:
-            # What `vmap` says of `lax.pcast(to="varying")`, all that it says.
+            # The error of `vmap` for `lax.pcast(to="varying")`.
             if f"varying=frozenset({{'{REPLICA_AXIS}'}})" in str(failure):
                 refuse_if_partitioned(
                     f"`lax.pcast` over `{REPLICA_AXIS}`",
@@ -51,7 +55,7 @@ def traced_alone(
                 )
             raise
         except NotImplementedError as failure:
-            # `psum` says nothing else of groups under `vmap`.
+            # The error of `psum` for groups under `vmap` may be empty.
             if str(failure) and "axis_index_groups" not in str(failure):
                 raise
             refuse_if_partitioned(

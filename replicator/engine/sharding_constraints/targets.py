@@ -1,4 +1,4 @@
-"""Where the gradients that become new state are wanted in pieces, followed back.
+"""Follow the partitions wanted for gradients back from new state.
 
 A target goes from a result of the program back to the products that make it, as far as
 values only move or add up on the way, also through calls and loops.
@@ -23,7 +23,7 @@ def wanted_cuts(jaxpr: core.Jaxpr, targets: Targets) -> dict[core.Var, Cut]:
     wanted: dict[core.Var, Cut] = {}
 
     def want(atom: core.Var | core.Literal, cut: Cut | None) -> None:
-        # An array: numbers lie nowhere in particular.
+        # Only arrays: numbers have no partition.
         if cut and not isinstance(atom, core.Literal):
             wanted.setdefault(atom, cut)
 
@@ -38,7 +38,7 @@ def wanted_cuts(jaxpr: core.Jaxpr, targets: Targets) -> dict[core.Var, Cut]:
 
 
 def _before(eqn: core.JaxprEqn, cuts: Targets) -> list[Cut | None]:
-    """Return the targets of an equation's operands, of those of its results."""
+    """Return the targets of an equation's operands from those of its results."""
     name = eqn.primitive.name
     none: list[Cut | None] = [None] * len(eqn.invars)
     if name == BARRIER:

@@ -34,7 +34,7 @@ class DynamicLossScale:
       ArgumentError: A value is out of range.
 
     >>> rule = DynamicLossScale(initial=1024.0)
-    >>> float(rule.update(rule.init(), finite=jnp.array(False)).scale)
+    >>> float(rule.update(rule.init(), finite=jnp.array(False)).value)
     512.0
     """
 
@@ -55,7 +55,7 @@ class DynamicLossScale:
     def init(self) -> LossScaleState:
         """Return the state of the first step.
 
-        >>> float(DynamicLossScale(initial=1024.0).init().scale)
+        >>> float(DynamicLossScale(initial=1024.0).init().value)
         1024.0
         """
         return LossScaleState(

@@ -99,8 +99,8 @@ def wrap_optimizer(
         it at 1. (The sums of `optax.MultiSteps` around this are refused, as they differ
         between replicas; under it, each call would reduce, and weights not count.)
       reduction: `"ordered"` adds replicas × microbatches blocks in example order: bits
-        stay while that product does (`Replicator` says how far); `"fast"` leaves the
-        order to XLA.
+        stay while that product does (see `Replicator`); `"fast"` leaves the order to
+        XLA.
       axis_name: Mesh axis of the replicas; another one for a mesh of your own.
 
     Returns:

@@ -311,12 +311,7 @@ def _two_keys(seed: jax.Array, impl: str) -> jax.Array:
 
 
 def step_key(key: jax.Array, step: jax.Array) -> Key:
-    """Return the key of a step, from `RunState.key` and the updates before it.
-
-    >>> _, for_steps = run_keys(0)
-    >>> step_key(jax.random.key_data(for_steps), 7).shape
-    ()
-    """
+    """Return the key of a step, from `RunState.key` and the updates before it."""
     return jax.random.fold_in(jax.random.wrap_key_data(key), step)
 
 

@@ -6,7 +6,7 @@
       program.txt    the jaxpr of the step, as one replica runs it
       program.bin    the same as serialized StableHLO, if it could be exported
 
-Nothing in it is pickled, and reading refuses what is: a bundle may come from anywhere.
+Nothing in it is pickled, and reading refuses pickles: a bundle may come from anywhere.
 """
 
 import dataclasses
@@ -41,16 +41,16 @@ _ABOUT, _ARRAYS, _TEXT, _BINARY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What is known of a step that failed.
+    """Record of a step that failed.
 
     Attributes:
-      step: The step, counted from 1.
+      step: Number of the step, from 1.
       error: Its `type`, its `message`, its `traceback`.
       state: The arrays of the state before the step, by path; None if it was lost.
       batch: The arrays of the global batch, by path; None if it was lost.
-      jaxpr: The program in words; None if it could not be traced.
+      jaxpr: The program as text; None if it could not be traced.
       exported: The program as serialized StableHLO; None if it could not be exported.
-      about: Plain values to be written beside: configuration, versions, positions.
+      about: Other plain values: configuration, versions, positions.
     """
 
     step: int
@@ -63,12 +63,21 @@ class Bundle:
 
 
 def arrays_of(tree: PyTree) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree, on the host, by path."""
+    """Return the leaves of a tree, on the host, by path.
+
+    >>> arrays_of({"params": {"w": jnp.ones(2)}})
+    {'params/w': array([1., 1.], dtype=float32)}
+    """
     return {path: np.asarray(_plain(leaf)) for path, leaf in named_leaves(tree)}
 
 
 def hash_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bits."""
+    """Return the SHA-256 of names, dtypes, shapes and bits.
+
+    >>> one, other = ({"w": np.ones(2)}, {"w": np.ones(2)})
+    >>> hash_of(one) == hash_of(other)
+    True
+    """
     digest = hashlib.sha256()
     for path, array in arrays.items():
         digest.update(f"{path} {array.dtype} {array.shape} ".encode())
@@ -80,8 +89,9 @@ def write_bundle(run_directory: str | os.PathLike[str], bundle: Bundle) -> Path:
     """Write a bundle to `postmortem/<step>` of a run's directory.
 
     Args:
-      run_directory: Made if absent. A bundle of the same step is replaced.
-      bundle: What to write.
+      run_directory: Directory of the run, made if absent. A bundle of the same step is
+        replaced.
+      bundle: The bundle.
 
     Returns:
       The bundle's directory.
@@ -97,7 +107,7 @@ def write_bundle(run_directory: str | os.PathLike[str], bundle: Bundle) -> Path:
     draft.mkdir()
     try:
         _write_files(draft, bundle)
-        # Dying between these two leaves the draft only: whole, but not under its name.
+        # Death between these two leaves only the draft: whole, but not under its name.
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
     except BaseException:
@@ -110,7 +120,7 @@ def read_bundle(directory: str | os.PathLike[str]) -> Bundle:
     """Read a bundle.
 
     Args:
-      directory: A bundle's own.
+      directory: Directory of the bundle.
 
     Raises:
       ArgumentError: There is no bundle, or it is damaged.
@@ -143,7 +153,7 @@ def read_bundle(directory: str | os.PathLike[str]) -> Bundle:
 
 
 def _plain(leaf: Any) -> Any:
-    """Return the data of a random key; NumPy knows no keys."""
+    """Return the data of a random key: NumPy has no keys."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
     return leaf
@@ -180,7 +190,7 @@ def _write_files(folder: Path, bundle: Bundle) -> None:
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
-    # NumPy would write what it does not know (bfloat16) as nameless memory.
+    # NumPy would write an unknown dtype (bfloat16) as nameless memory.
     return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
 

@@ -1,11 +1,11 @@
-"""Examine a run that died: find the step, do again what led to it, write a bundle.
+"""Examine a run that died: find the step, repeat the steps before it, write a bundle.
 
 A step's state is donated to the next step, and a bad number is noticed late. So the
 state before the bad step is computed again, from the last checkpoint, with the same
 keys and batches: to the same bits. While a run is well this costs nothing.
 
-Of several processes all do the steps again, as one, and the first writes. That needs a
-failure that all have met: a bad number, which they look for together.
+If there are several processes, all make the steps again, as one, and the first writes.
+That needs a failure that all have: a bad number, which they look for together.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ from replicator.training.postmortem.recorded_program import (
 from replicator.training.run_spec import RunSpec
 from replicator.training.to_host import whole_on_host
 
-_MEET_S = 60.0  # how long who met a failure waits for the others to meet it, too
+_MEET_S = 60.0  # wait of a process with a failure for the others to have it, too
 _log = logging.getLogger(__name__)
 
 Reopened = tuple[PyTree, SkippedBatches, int]
@@ -60,10 +60,10 @@ Reopened = tuple[PyTree, SkippedBatches, int]
 
 
 class RecordsFailure:
-    """A step that remembers what it raised.
+    """A step that remembers its exception.
 
     Args:
-      step: The run's own.
+      step: Step of the run.
     """
 
     def __init__(self, step: Step) -> None:
@@ -71,7 +71,7 @@ class RecordsFailure:
         self.failure: Exception | None = None
 
     def __call__(self, state: PyTree, batch: Any) -> tuple[PyTree, PyTree]:
-        """Make a step; what it raises is remembered."""
+        """Make a step, and remember its exception."""
         try:
             return self._step(state, batch)
         except Exception as failure:
@@ -79,40 +79,40 @@ class RecordsFailure:
             raise
 
     def bad_step(self, failure: Exception, *, dispatched: int) -> int | None:
-        """Return the step to examine for a failure; None if it was no step's fault.
+        """Return the step to examine for a failure; None if it is not from a step.
 
         Args:
-          failure: What ended the run.
-          dispatched: Updates dispatched before.
+          failure: The exception that ended the run.
+          dispatched: Number of updates dispatched before.
         """
         if isinstance(failure, NonFiniteError | SpikeError):
             return failure.step
-        # What we refuse ourselves (a batch, a program) says all there is to say.
+        # Our own refusals (of a batch, a program) need no bundle.
         if failure is self.failure and not isinstance(failure, ReplicatorError):
             return dispatched + 1
         return None
 
 
 def is_met_by_all(failure: Exception) -> bool:
-    """Tell whether a failure comes up in all processes at once, if in one."""
+    """Return whether a failure is raised in all processes at once, if in one."""
     return isinstance(failure, NonFiniteError | SpikeError | checkify.JaxRuntimeError)
 
 
 @contextmanager
 def examined(spec: RunSpec, step: RecordsFailure) -> Iterator[None]:
-    """Examine what fails in the block, if it was a step, for `replicator replay`.
+    """Examine a step that fails in the block, for `replicator replay`.
 
     Args:
       spec: The run; closed when the block ends.
-      step: The run's own.
+      step: Step of the run.
 
     Raises:
-      DeviceMemoryError: In place of XLA's, that memory was short.
+      DeviceMemoryError: In place of XLA's out-of-memory error.
     """
     try:
         yield
     except Exception as failure:
-        # What a step lacked may come to light where its metrics are read.
+        # An out-of-memory error of a step may be raised where its metrics are read.
         if is_out_of_memory(failure) and isinstance(spec.step, CompiledStep):
             raise spec.step.explained(failure) from failure
         bad_step = step.bad_step(failure, dispatched=spec.phases.current.step)
@@ -135,10 +135,10 @@ def examine(
     """Write a bundle for a step that failed, with the state before it if possible.
 
     Args:
-      spec: The run; closed. Where all processes make it, all do this.
+      spec: The run; closed. All its processes call this.
       directory: The bundle goes to `postmortem/<step>` in it.
-      failure: What ended the run.
-      bad_step: The step that failed.
+      failure: The exception that ended the run.
+      bad_step: Number of the step that failed.
 
     Returns:
       The bundle's directory; None if it could not be written.
@@ -160,12 +160,12 @@ def examine(
             batch=batch,
             about={"arguments": spec.arguments, "seed": spec.seed, **layout},
         )
-    # Who left before it is written would take the one that writes along.
+    # A process that ended before it is written would end the one that writes.
     return _path_of_first(path) if spec.together else path
 
 
 def _before(spec: RunSpec, bad_step: int) -> tuple[PyTree, PyTree, dict[str, int]]:
-    """Return state and batch before the step, on the host, and how the batch lay."""
+    """Return state and batch before the step, on the host, and the batch's axes."""
     assert spec.step is not None
     try:
         if (opened := _reopen(spec)) is None:
@@ -193,7 +193,7 @@ def _before(spec: RunSpec, bad_step: int) -> tuple[PyTree, PyTree, dict[str, int
 
 
 def _reopen(spec: RunSpec) -> Reopened | None:
-    """Return where the run could go on, to come to a step once more."""
+    """Reopen the run before a step, if it could go on from there."""
     if spec.dataset is None or not spec.recovery.can_repeat:
         return None
     check_read_anew(
@@ -223,19 +223,19 @@ def rebuild(
     bad_step: int,
     most_calls: int = 1000,
 ) -> tuple[PyTree, Placed] | None:
-    """Do a run's steps again, up to the call that made the bad one.
+    """Make a run's steps again, up to the call that made the bad one.
 
     Args:
-      step: The run's own, compiled; takes over `state`.
-      state: Of a checkpoint before the bad step.
-      batches: The run's input, opened where that checkpoint was.
-      start_step: Updates that `state` has behind it.
-      bad_step: The step that went bad.
-      most_calls: Give up if it takes more.
+      step: Step of the run, compiled; `state` is donated to it.
+      state: State of a checkpoint before the bad step.
+      batches: The run's input, opened at that checkpoint.
+      start_step: Number of updates before `state`.
+      bad_step: Number of the step that went bad.
+      most_calls: Largest number of calls.
 
     Returns:
-      The state before the call, and the batch of the call; None if it is too far, or
-      the input has ended.
+      The state before the call, and the batch of the call; None if it takes more calls,
+      or the input has ended.
     """
     done = start_step
     for _ in range(most_calls):
@@ -262,11 +262,11 @@ def _all_are_here(bad_step: int) -> bool:
 
 def _path_of_first(path: Path | None) -> Path | None:
     try:
-        said = exchange("post-mortem/path", None if path is None else str(path))[0]
+        first = exchange("post-mortem/path", None if path is None else str(path))[0]
     except DistributedError as problem:
         _log.warning("It is not known whether there is a bundle: %s", problem)
         return path
-    return None if said is None else Path(said)
+    return None if first is None else Path(first)
 
 
 def write_post_mortem(
@@ -279,16 +279,16 @@ def write_post_mortem(
     batch: PyTree | None,
     about: Mapping[str, Any],
 ) -> Path | None:
-    """Write what is known of a step that failed; never fail oneself.
+    """Write a bundle for a step that failed; never raise.
 
     Args:
       run_directory: The bundle goes to `postmortem/<step>` in it.
-      failure: What ended the run.
-      step: The step that failed.
-      update: What one replica does; see `one_replica_update`.
-      state: Before the call, as its first replica had it; None if it is lost.
-      batch: Of the call, whole; None if it is lost.
-      about: Plain values to write beside: configuration, versions, checkpoint.
+      failure: The exception that ended the run.
+      step: Number of the step that failed.
+      update: Update of one replica; see `one_replica_update`.
+      state: State of the first replica before the call; None if it is lost.
+      batch: Whole batch of the call; None if it is lost.
+      about: Other plain values: configuration, versions, checkpoint.
 
     Returns:
       The bundle's directory; None if it could not be written. The reason is logged.

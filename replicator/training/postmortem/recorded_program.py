@@ -1,8 +1,8 @@
 """Record a step's program so that it runs anywhere, without the user's code.
 
-What one replica would do with the whole global batch is traced, watched (see
-`watched`), and exported as StableHLO, which later versions of JAX run on one device of
-any kind. The exported program is data: neither Python nor a pickle is in it.
+The step of one replica on the whole global batch is traced, watched (see `watched`),
+and exported as StableHLO, which later versions of JAX run on one device of any kind.
+The exported program is data: neither Python nor a pickle is in it.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ class RecordedProgram:
     Attributes:
       run: `run(*leaves of (state, batch)) -> (leaves of the outputs, when)`, to be
         jitted; see `watched`.
-      jaxpr: The program in words, with the user's lines.
+      jaxpr: The program as text, with the user's lines.
       places: Its equations.
-      outputs: The paths of its outputs: `state/user/params/w`, `metrics/loss`.
+      outputs: Paths of its outputs: `state/user/params/w`, `metrics/loss`.
     """
 
     run: Callable[..., tuple[list, jax.Array]]
@@ -49,12 +49,12 @@ class RecordedProgram:
 def one_replica_update(
     step_fn: StepFn, *, counted: bool = True, steps_per_call: int = 1
 ) -> KeyedStep:
-    """Return what one replica does in a call, without microbatches.
+    """Return the function of one replica in a call, without microbatches.
 
     Args:
-      step_fn: The user's.
+      step_fn: Step of the user.
       counted: Whether the state is a `RunState`.
-      steps_per_call: Updates per call.
+      steps_per_call: Number of updates per call.
     """
     update = lift(step_fn, measures=counted)
     if counted:
@@ -79,8 +79,8 @@ def record_program(update: KeyedStep, state: PyTree, batch: PyTree) -> RecordedP
     """Trace and watch an update of one replica.
 
     Args:
-      update: As `one_replica_update` makes it.
-      state: One replica's; arrays or shapes.
+      update: The update from `one_replica_update`.
+      state: State of one replica; arrays or shapes.
       batch: The whole global batch; arrays or shapes.
 
     Returns:
@@ -89,7 +89,7 @@ def record_program(update: KeyedStep, state: PyTree, batch: PyTree) -> RecordedP
 
     def call(state: PyTree, batch: PyTree) -> dict[str, PyTree]:
         after, metrics = update(state, batch, None)  # its key is in the state
-        # What replicas declare their own is one replica's here.
+        # `PerReplica` metrics are those of one replica here.
         plain = jax.tree.map(
             lambda node: node.value if is_per_replica(node) else node,
             metrics,
@@ -111,11 +111,11 @@ def export_program(program: RecordedProgram, *leaves: Any) -> bytes | None:
     """Serialize a program for every platform that can run it.
 
     Args:
-      program: From `record_program`.
-      *leaves: What it runs on; arrays or shapes.
+      program: The program from `record_program`.
+      *leaves: Its arguments; arrays or shapes.
 
     Returns:
-      The serialized program; None where it cannot be exported: `flatbuffers` is not
+      The serialized program; None if it cannot be exported: `flatbuffers` is not
       installed, or an operation has no StableHLO. The reason is logged.
     """
     shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -124,6 +124,6 @@ def export_program(program: RecordedProgram, *leaves: Any) -> bytes | None:
             exported = jax.export.export(jax.jit(program.run), platforms=platforms)
             return bytes(exported(*shapes).serialize())
         except Exception as failure:
-            # Whatever it is: a run is dying, and must not die of this instead.
+            # Any error: a run is dying, and must not die of this one instead.
             _log.warning("The step could not be exported: %r", failure)
     return None

@@ -1,4 +1,4 @@
-"""Run a bundle's step again on one device, and say where a number first went bad."""
+"""Run a bundle's step again on one device, and find where a number first went bad."""
 
 import dataclasses
 import importlib
@@ -20,27 +20,32 @@ from replicator.training.postmortem.recorded_program import (
     one_replica_update,
     record_program,
 )
-from replicator.training.postmortem.watched import BadNumber, Place, first_bad
+from replicator.training.postmortem.watched import FirstBad, Place, first_bad
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a replay found.
+    """Result of a replay.
 
     Attributes:
       inputs: Leaves of state and batch that were not finite before the step.
       outputs: Leaves of state and metrics that are not finite after it.
-      nan: Where the first NaN began, if the step made one.
-      infinity: Where the first infinity began, likewise.
+      nan: Equation of the first NaN, if the step made one.
+      infinity: Equation of the first infinity, likewise.
     """
 
     inputs: Sequence[str]
     outputs: Sequence[str]
-    nan: BadNumber | None
-    infinity: BadNumber | None
+    nan: FirstBad | None
+    infinity: FirstBad | None
 
     def describe(self) -> str:
-        """Write it for people, a line each."""
+        """Return it as text, a line for each finding.
+
+        >>> found = Verdict(inputs=["batch/x"], outputs=["a"], nan=None, infinity=None)
+        >>> print(found.describe().splitlines()[0])
+        not finite before the step: batch/x
+        """
         lines = [f"not finite before the step: {name}" for name in self.inputs]
         if self.infinity is not None:
             lines.append(f"first infinity: {self.infinity.describe()}")
@@ -55,7 +60,7 @@ class Verdict:
 
 
 def replay_recorded(bundle: Bundle) -> Verdict:
-    """Run the program that a bundle holds; needs nothing of the user's code.
+    """Run the program of a bundle, without the user's code.
 
     Raises:
       ArgumentError: The bundle lacks the program, the state or the batch.
@@ -74,11 +79,11 @@ def replay_recorded(bundle: Bundle) -> Verdict:
 
 
 def replay_step(bundle: Bundle, step_fn: StepFn, init_fn: InitFn) -> Verdict:
-    """Run the user's step on what a bundle holds.
+    """Run the user's step on the state and the batch of a bundle.
 
     Args:
-      bundle: Holds state and batch.
-      step_fn: The step; it may have been changed since, to try what helps.
+      bundle: A bundle with state and batch.
+      step_fn: The step; it may have been changed since, to try a remedy.
       init_fn: Gives the state its structure; it is traced, not run.
 
     Raises:
@@ -100,10 +105,13 @@ def replay_step(bundle: Bundle, step_fn: StepFn, init_fn: InitFn) -> Verdict:
 
 
 def load_function(name: str) -> Any:
-    """Import what `module:function` names, from the working directory, too.
+    """Import `module:function`, from the working directory, too.
 
     Raises:
       ArgumentError: There is no such module, or no such function in it.
+
+    >>> load_function("math:sqrt")(4.0)
+    2.0
     """
     module_name, _, function = name.partition(":")
     if os.getcwd() not in sys.path:
@@ -113,7 +121,7 @@ def load_function(name: str) -> Any:
     except (ImportError, AttributeError, ValueError) as failure:
         raise ArgumentError(
             f"`--step` and `--init` must name `module:function`, got {name!r}: "
-            f"{failure}. Call it where `import {module_name}` works."
+            f"{failure}. Run it in a folder where `import {module_name}` works."
         ) from failure
 
 
@@ -155,7 +163,7 @@ def _state_like(bundle: Bundle, init_fn: InitFn) -> PyTree:
 
 
 def _nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
-    """Make nested dicts of paths: batches of other containers are given as dicts."""
+    """Make nested dicts of paths: batches of other containers become dicts."""
     if set(arrays) == {""}:
         return jnp.asarray(arrays[""])
     return nested(

@@ -1,13 +1,13 @@
-"""Run a function, and tell which of its equations first made a NaN or an infinity.
+"""Run a function, and find the equation that first made a NaN or an infinity.
 
 The function's jaxpr is evaluated equation by equation inside one traced function, with
 jitted functions opened and loops of `scan` watched turn by turn; each equation gives
-two small numbers: at which turn its results first held a NaN, and an infinity. So it
-compiles, exports and runs as any function does. What is inside a `while`, a `cond` or a
-loop in a loop is one equation.
+two small numbers: the turn at which its results first held a NaN, and an infinity. So
+it compiles, exports and runs as any function does. A `while`, a `cond` or a loop in a
+loop is one equation.
 
 A NaN begins where results hold one and no argument does. An infinity may be meant: a
-mask of `-inf` is no fault. It is told for the NaN that comes of it.
+mask of `-inf` is not a fault. It is reported for the NaN that follows from it.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ class Place:
     """An equation of a program.
 
     Attributes:
-      primitive: What it does: `log`.
+      primitive: Name of its primitive: `log`.
       line: The user's line that made it.
-      turns: How often it runs: the length of the loop that it lies in.
-      order: Where it stands: (place in the program, place in its loop).
-      needs: Which places, by their number, gave its arguments.
-      given_inf: Whether one of its arguments is an infinity that is written there.
+      turns: Number of its runs: the length of the loop that it is in.
+      order: Its position: (in the program, in its loop).
+      needs: Numbers of the places that gave its arguments.
+      given_inf: Whether one of its arguments is an infinity in the code.
     """
 
     primitive: str
@@ -50,19 +50,19 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BadNumber:
-    """Where a number first went bad.
+class FirstBad:
+    """Equation where a number first went bad.
 
     Attributes:
       place: The equation.
-      turn: In which turn of its loop; 0 outside of loops.
+      turn: Turn of its loop; 0 outside of loops.
     """
 
     place: Place
     turn: int
 
     def describe(self) -> str:
-        """Write it in a line: "`log` at train.py:12 in loss_fn"."""
+        """Return a line: "`log` at train.py:12 in loss_fn"."""
         turn = f", turn {self.turn} of {self.place.turns}"
         return (
             f"`{self.place.primitive}` at {self.place.line}"
@@ -73,16 +73,21 @@ class BadNumber:
 def watched(
     fn: Callable[..., Any], *arguments: Any
 ) -> tuple[Callable[..., tuple[list, jax.Array]], list[Place], core.ClosedJaxpr]:
-    """Return a version of `fn` that says at which turns its equations went bad.
+    """Return a version of `fn` that reports at which turns its equations went bad.
 
     Args:
-      fn: Traced once; takes and returns pytrees.
+      fn: A function of pytrees, traced once.
       *arguments: Arrays or shapes that it is traced for.
 
     Returns:
       `run(*leaves) -> (leaves of the result, when)`, where `leaves` are those of
       `arguments` and `when[p]` holds the first turn in which place p gave a NaN, and an
       infinity, or `NEVER`; the places; the jaxpr of `fn`.
+
+    >>> run, places, _ = watched(lambda x: jnp.log(x) * 0.0, jnp.float32(0.0))
+    >>> _, when = run(jnp.float32(0.0))
+    >>> first_bad(places, np.asarray(when), kind=0).place.primitive
+    'mul'
     """
     closed = jax.make_jaxpr(fn)(*arguments)
     places: list[Place] = []
@@ -97,13 +102,13 @@ def watched(
     return run, places, closed
 
 
-def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> BadNumber | None:
+def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> FirstBad | None:
     """Find where the first NaN (`kind` 0) or infinity (1) began.
 
     Args:
       places: The equations.
-      when: [places, 2], as `run` of `watched` returned it.
-      kind: Which of the two.
+      when: [places, 2], the second result of `run` of `watched`.
+      kind: 0 or 1.
 
     Returns:
       The first place whose results were bad while no argument was, or None.
@@ -119,7 +124,7 @@ def first_bad(places: Sequence[Place], when: np.ndarray, kind: int) -> BadNumber
     if not origins:
         return None
     (_, turn, _), place = min(origins, key=lambda origin: origin[0])
-    return BadNumber(place=place, turn=turn)
+    return FirstBad(place=place, turn=turn)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

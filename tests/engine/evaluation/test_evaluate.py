@@ -300,8 +300,8 @@ def test_what_the_second_trace_raises_says_why_it_was_traced():
 
 
 MASK_UNUSED = (
-    '`eval_fn` must weight `x`, a `{}`, by `batch["mask"]`, which is 0 for rows that '
-    "only fill up, got no use of it. Multiply by it, or return one row per example."
+    '`eval_fn` must weight `x`, a `{}`, by `batch["mask"]`, which is 0 for padding, '
+    "got no use of it. Multiply by it, or return one row per example."
 )
 REFUSED = {
     "plain mean": (
@@ -312,8 +312,8 @@ REFUSED = {
     ),
     "mean without weight": (
         lambda s, b: {"x": Mean(b["mask"].mean())},
-        "`eval_fn` must give `x`, a `Mean`, a scalar weight, got None. Write how many "
-        'examples stand behind it: `Mean(value, batch["mask"].sum())`.',
+        "`eval_fn` must give `x`, a `Mean`, a scalar weight, got None. Pass the number "
+        'of its examples: `Mean(value, batch["mask"].sum())`.',
     ),
     "mean of padding": (
         lambda s, b: {"x": Mean(b["x"].sum(), b["mask"].sum())},

@@ -148,7 +148,7 @@ def test_collectives_are_refused_with_their_line():
     def predict_fn(state, batch):
         return batch["x"] - replicator.all_reduce(batch["x"], op="sum")
 
-    message = r"`predict_fn` must not speak .* got `psum\w*` at .*test_predict\.py:"
+    message = r"must not call collectives, got `psum\w*` at .*test_predict\.py:"
     with pytest.raises(ArgumentError, match=message):
         replicas(2).predict(predict_fn, [numbers(3)], {})
 

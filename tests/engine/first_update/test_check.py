@@ -1,5 +1,7 @@
 """The first two updates of a partitioned program are those of one device."""
 
+import time
+
 import jax
 import jax.experimental
 import jax.numpy as jnp
@@ -8,7 +10,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicator import Replicator, strategies
-from replicator.base.host.clock import SystemClock
 from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
 from replicator.engine.partitioned import PartitionedLayout
 from replicator.engine.sharded_step import CompileOptions
@@ -180,7 +181,7 @@ def test_devices_that_hold_no_second_state_check_nothing():
     layout = PartitionedLayout(strategies.fsdp(), jax.devices())
     update, options = lift(step_from(minus_mean)), CompileOptions(steps_per_call=2)
     check = FirstUpdates(
-        update, layout, options, FirstUpdateCheck(), once=once, clock=SystemClock()
+        update, layout, options, FirstUpdateCheck(), once=once, now_s=time.monotonic
     )
     state = cut().init(init_fn)
     batch = {"x": jnp.stack([BATCH["x"]] * 2)}

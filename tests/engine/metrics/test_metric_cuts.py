@@ -208,8 +208,8 @@ def test_what_has_no_row_per_example_is_refused(accumulate):
 
     message = (
         r"^`step_fn` must report one row per example for `a`, a `Concat`, got "
-        r"float32\[3\] for \d+ examples\. Declare what is no row per example otherwise:"
-        r" `Mean`, `Sum`, `Max` or `Min`\."
+        r"float32\[3\] for \d+ examples\. Declare it as `Mean`, `Sum`, `Max` or "
+        r"`Min`\."
     )
     with pytest.raises(ArgumentError, match=message):
         reported(metrics_of, 2, accumulate)
