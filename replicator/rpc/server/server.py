@@ -221,6 +221,7 @@ class Server:
         if self._is_inherited:
             return
         until_s = time.monotonic() + drain_s
+        # One thread stops the server; a second `stop` may only bring the end forward.
         with self._phase_lock:
             is_first = not self._is_stopping
             self._give_up_s = until_s if is_first else min(self._give_up_s, until_s)

@@ -276,6 +276,7 @@ class FrameReader:
         """
         if not self.rest:
             return None
+        # `has_frame` may have cut it already; then it is kept until it is asked for.
         frame, self._ready = self._ready or self._next_frame(), None
         if self._start == len(self.rest):
             self.rest, self._start = b"", 0

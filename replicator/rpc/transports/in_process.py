@@ -93,6 +93,7 @@ class InProcessConnection:
 
     def close(self) -> None:
         """Close it; messages on the way to the other end still arrive there."""
+        # The other end may still take what was sent; this end drops what it received.
         self._outgoing.end()
         self._incoming.end(drop=True)
 
@@ -131,6 +132,7 @@ class InProcessListener:
             force_encoding = os.environ.get(FORCE_ENCODING_VARIABLE, "0") not in "0"
         self._force_encoding = force_encoding
         self._arrivals: _Queue[InProcessConnection] = _Queue(_WAITING_CLIENTS)
+        # Atomic: of two listeners with one name, one gets it.
         if _LISTENERS.setdefault(self._name, self) is not self:
             raise AddressInUseError(
                 f"`address` must be free, got {self.address}, where this process "
@@ -155,6 +157,7 @@ class InProcessListener:
         """Stop listening. May be called twice."""
         if _LISTENERS.get(self._name) is self:
             del _LISTENERS[self._name]
+        # Ended first, so that none is added to the arrivals that are closed here.
         self._arrivals.end()
         while self._arrivals:
             self._arrivals.take(0).close()  # came too late to be accepted
@@ -248,6 +251,7 @@ class _Queue(Generic[_Item]):
                 self._has_item.wait_for(
                     lambda: self._items or self._has_ended, timeout_s
                 )
+            # Items that are left are still taken after the end.
             if self._items:
                 self._has_room.notify()
                 return self._items.popleft()

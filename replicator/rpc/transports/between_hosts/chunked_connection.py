@@ -75,6 +75,7 @@ class ChunkedConnection:
         frame = self._frame(kind, call_id, head, buffers)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
+            # A large one is cut by the writing thread, which copies it piece by piece.
             if sum(map(len, frame)) <= CHUNK_BYTES:
                 self._outgoing.put(b"".join(frame), deadline=deadline)
             else:
@@ -110,6 +111,7 @@ class ChunkedConnection:
 
     def close(self) -> None:
         """Close it; what was sent leaves, within a bound. See `protocols`."""
+        # Two threads may pass this at once: each step below may be made twice.
         if self._is_closed:
             return
         self._is_closed = True
@@ -133,6 +135,7 @@ class ChunkedConnection:
         return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:
+        # The queues first: their threads must not wait when the stream has ended.
         self._incoming.stop()
         self._outgoing.abandon()
         self._cut_off()

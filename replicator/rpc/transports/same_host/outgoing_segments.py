@@ -256,6 +256,7 @@ class OutgoingSegments:
                     common.is_spoilt = True
                 common.segments.pop(self, None)
             segment.close()
+        # Arrays of the receiver stay mapped: it alone decides when they die.
         for table in (self._segments, self._free, self._last, self._lent):
             table.clear()
         self._board, self._board_array = _NO_BOARD, np.frombuffer(_NO_BOARD, np.uint32)
@@ -267,6 +268,7 @@ class OutgoingSegments:
         segment = common.segments.get(self)
         if segment is None:
             return None
+        # Each loan has a place on the board of its own: receivers release one by one.
         if not self._free_numbers:
             self._find_released()
         if not self._has_number():
@@ -297,6 +299,7 @@ class OutgoingSegments:
 
     def _lend(self, slot: Slot, size: int) -> Slot:
         number = slot.number
+        # A new use: what the receiver wrote for the last one no longer counts.
         slot.uses = self._uses[number] = (slot.uses + 1) & 0xFFFFFFFF
         if number not in self._lent:
             slot.segment.lent += 1

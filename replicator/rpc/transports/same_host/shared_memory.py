@@ -104,8 +104,8 @@ class SharedMemory:
         self._has_warned = False
         self._is_closed = False
         # Guards `_outgoing` and sends on the channel; `_incoming` belongs to the thread
-        # that reads. Taken with no other lock held but the `EncodedOnce`'s. Nothing
-        # waits for the other end under it: sends on the channel do not wait.
+        # that reads. Taken with no other lock of ours held. Nothing waits for the other
+        # end under it: sends on the channel do not wait.
         self._lock = threading.Lock()
         self._unsent_detaches: deque[int] = deque()
 
@@ -140,6 +140,8 @@ class SharedMemory:
 
     def take_back(self, where: Where) -> None:
         """Free what `place` returned: the message was not sent."""
+        # Bounded, as in `_slot`; a slot that is not taken back is lost for this
+        # connection, no more.
         if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
                 self._outgoing.take_back(where)
@@ -180,6 +182,7 @@ class SharedMemory:
         except OSError as error:
             slot, reason = None, f"the system has none ({error})"
         finally:
+            # `close` does not wait for the lock: the holder closes in its place.
             if self._is_closed:
                 self._close_all()
             self._lock.release()
@@ -200,6 +203,7 @@ class SharedMemory:
             )
 
     def _found(self, num_bytes: int, common: CommonMemory | None) -> Slot | None:
+        # With the lock held. First what is free, then what can be dropped, then new.
         outgoing = self._outgoing
         if slot := outgoing.take(num_bytes, common):
             return slot
@@ -222,6 +226,8 @@ class SharedMemory:
         if segment is None:
             return False
         try:
+            # Before any frame names it, on a socket of its own, where the receiver
+            # looks when it meets an unknown number.
             text = _ATTACH.pack(b"A", segment.number, segment.num_bytes)
             flags = socket.MSG_DONTWAIT
             socket.send_fds(self._channel, [text], [segment.descriptor], flags)
@@ -245,6 +251,7 @@ class SharedMemory:
                     return
                 self._take_note(text, descriptors)
             finally:
+                # A mapping keeps the memory; the descriptor is not needed any more.
                 for descriptor in descriptors:
                     os.close(descriptor)
 

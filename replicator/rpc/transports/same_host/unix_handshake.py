@@ -82,6 +82,7 @@ def meet_client(
     """
     try:
         peer = f"a client of {address}{_process(sock)}"
+        # By the kernel, before anything is read: other users cost us nothing.
         _check_same_user(sock, peer)
         handshake = ServerHandshake(secret, binding=_BINDING, peer=peer)
         late, bound_s = AuthenticationError, HANDSHAKE_TIMEOUT_S
@@ -201,6 +202,7 @@ class _Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Also those that an attacker sent along: none outlives the handshake.
         while self.descriptors:
             os.close(self.descriptors.pop())
 
@@ -257,6 +259,7 @@ def _offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
         exchange.send(_SHARING.pack(0))
         exchange.receive(_SHARING.size)
         return None
+    # Packets: each carries one segment with its descriptor, and none is read in part.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with theirs:
@@ -334,6 +337,7 @@ def _shared(
 ) -> SharedMemory:
     channel.setblocking(True)  # each call passes MSG_DONTWAIT itself
     try:
+        # To read only. Size and seals are the kernel's answer, not the peer's.
         peers_board = map_sealed(exchange.descriptors[1], BOARD_BYTES)
     except (DecodeError, OSError) as error:
         raise ConnectionLostError(f"{exchange.peer} cannot share: {error}") from error

@@ -111,6 +111,7 @@ class UnixListener:
         """Stop listening, and remove the socket. May be called twice."""
         if self._is_closed:
             return
+        # Read by `accept`, which the waker wakes below.
         self._is_closed = True
         # While its lock is held: later the path may be another server's.
         with contextlib.suppress(FileNotFoundError):
@@ -185,6 +186,7 @@ class _PathLock:
         while True:
             descriptor = os.open(self._path, flags, 0o600)
             try:
+                # Of the open file: the kernel frees it when its process dies.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 owner = os.read(descriptor, 32).decode(errors="replace").strip()

@@ -84,8 +84,8 @@ class UnixConnection:
         self._unread = UnreadBytes(sock, peer=peer)
         # Held over a whole frame, also while waiting for room, so that frames do not
         # mix; and while the socket is closed, so that none is closed under a `send`.
-        # The lock of shared memory is released before. Whoever holds it may be stopped
-        # by the kernel for as long as the other end does not read.
+        # The lock of shared memory is released before. Its holder may wait for room,
+        # until its deadline.
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive_into = sock.recv_into
@@ -96,9 +96,12 @@ class UnixConnection:
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         self._waits = AdaptiveSpin(poller.poll)
+        # Written by the reading thread, and by `close` of any thread; each writes its
+        # own flag, then reads the other's, so that one of the two closes the socket.
         self._is_receiving = False
         self._is_closed = False
         self._reason = ""
+        # Of the reading thread alone.
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
         open_shared = refuse_shared if shared is None else shared.open
@@ -224,6 +227,7 @@ class UnixConnection:
             return None
         except OSError as error:
             raise self._lost(f"is gone ({error})") from error
+        # The kernel closes the socket of a process that dies, however it dies.
         if not num_bytes:
             raise self._ended()
         if target is None:
@@ -284,6 +288,7 @@ class UnixConnection:
                 frame = frame_with_shared_body(
                     kind, call_id, head, num_bytes=num_bytes, where=where
                 )
+                # The slot is the receiver's once the frame is sent; else it is ours.
                 try:
                     self._send_bytes(frame, timeout_s)
                 except BaseException:
@@ -298,6 +303,7 @@ class UnixConnection:
 
     def _send_bytes(self, frame: Buffer, timeout_s: float | None) -> None:
         """Send a frame: nearly always with one call that does not wait."""
+        # Without waiting: nearly always no other thread sends.
         lock = self._send_lock
         if not lock.acquire(False):
             self._send_parts([frame], timeout_s)
