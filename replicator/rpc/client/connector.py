@@ -75,7 +75,7 @@ class Connector:
         return [] if self._left is None else list(self._left.waiting.values())
 
     def connect(self, timeout_s: float) -> Link | Failure:
-        """Return the link, a new one if need be; or why there is none.
+        """Return the link, a new one if need be; or the failure to connect.
 
         One thread connects, others wait for it.
 
@@ -143,7 +143,7 @@ class Connector:
             try:
                 raise answer.cause or CallTimeoutError("It sent no hello in time.")
             finally:
-                del answer  # its cause holds this frame, and all who call
+                del answer  # its cause holds this frame, and its callers
         protocol, label, retried = checked(WELCOME, answer.payload.take())
         if protocol != PROTOCOL:
             raise DecodeError(f"It speaks version {protocol}, this is {PROTOCOL}.")

@@ -1,8 +1,8 @@
 """One connection of a client, and the calls that wait for an answer on it.
 
-No thread reads for the client: who waits for an answer reads, also for the others
-(`reading_role`), so a call that is alone costs one send and one receive and wakes
-nobody. Only while futures wait, a thread of the link reads (`background_reader`).
+No thread reads for the client: a caller that waits for an answer reads, also for all
+others (`reading_role`), so a call that is alone costs one send and one receive and
+wakes no thread. While futures wait, a thread of the link reads: `background_reader`.
 
 After a second without an answer the link sends a ping, which names the calls that wait;
 the server replies which of them run, which wait, and which it does not know.
@@ -152,10 +152,10 @@ class Link:
         """Send a call and wait for its answer.
 
         Args:
-          call_id: Its number.
-          body: The value of its message.
-          timeout_s: Until the deadline; None: there is none.
-          deadline_s: When that is; infinite if there is none.
+          call_id: Number of the call.
+          body: Value of its message.
+          timeout_s: Seconds until the deadline; None: no deadline.
+          deadline_s: Time of the deadline; infinite without one.
 
         Raises:
           EncodeError: The body cannot be sent.

@@ -97,7 +97,7 @@ class SelectorLoop:
                 with contextlib.suppress(OSError):  # closed by the other thread
                     if self._epoll is not None:
                         self._epoll.unregister(watched.descriptor)
-                # So that `resume` changes nothing for who gets the number next.
+                # So that `resume` changes nothing for the next owner of the number.
                 watched.descriptor = -1
 
     def resume(self, watched: WatchedConnection) -> None:

@@ -149,7 +149,7 @@ class Server:
 
         Args:
           name: A public Python name, or `__call__`.
-          function: What to call; may be marked `idempotent`.
+          function: Function to offer; may be marked `idempotent`.
 
         Returns:
           The server.
@@ -170,7 +170,7 @@ class Server:
         return self
 
     def start(self) -> Self:
-        """Listen, and serve whoever comes.
+        """Listen, and serve clients.
 
         Returns:
           The server.
@@ -364,8 +364,7 @@ class Server:
             if time.monotonic() >= until_s():
                 return False
             service.call_ended.wait(_LOOK_S)
-            # Before the calls are counted again: who ends one takes it out, then sets
-            # this.
+            # Before the calls are counted again: `end` takes one out, then sets this.
             service.call_ended.clear()
         return True
 

@@ -60,7 +60,7 @@ class Service:
         self._callers: dict[str, CallRecords] = {}
         # Guards `_refused`; held for one addition, with no other lock taken under it.
         self._refused_lock = threading.Lock()
-        # Set by who ends a call once `takes_calls` is false; wakes who waits in `stop`,
+        # Set at the end of a call once `takes_calls` is false; wakes `stop`,
         # which looks every 50 ms anyway.
         self.call_ended = threading.Event()
         self._refused = 0

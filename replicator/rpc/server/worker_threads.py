@@ -48,7 +48,7 @@ class WorkerThreads:
         """Start a task in a thread of its own.
 
         Raises:
-          RuntimeError: The system gives no thread, and there is none.
+          RuntimeError: The system gives no thread, and none runs.
         """
         # The last that went idle: its stack is warm, and the first ones time out.
         with self._lock:
@@ -73,7 +73,7 @@ class WorkerThreads:
         for thread in self._members.copy() - {own}:
             with contextlib.suppress(RuntimeError):  # not started yet
                 thread.join(max(0.0, until_s - time.monotonic()))
-        # Who ends leaves the set, so in it is also who is about to be started.
+        # A thread leaves the set at its end; it is there before it is started.
         return self._members.copy() <= {own}
 
     def _hire(self, task: Task) -> None:

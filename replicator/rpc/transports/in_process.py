@@ -202,7 +202,7 @@ def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
     """Connect to a listener of this process.
 
     Raises:
-      ConnectionLostError: There is none of that name, or it accepts nobody.
+      ConnectionLostError: The name is unknown, or its listener accepts no clients.
     """
     listener = _LISTENERS.get(name)
     if listener is None:

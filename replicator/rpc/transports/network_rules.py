@@ -123,7 +123,7 @@ def check_free(host: str, port: int, *, address: str) -> None:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind) as probe:
-            # As gRPC does: what is left of old connections is no hindrance.
+            # As gRPC does: remains of old connections do not hinder it.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as failure:

@@ -63,7 +63,7 @@ def admit_client(
       peer: Name of the client, for errors.
       deadline: Time on the monotonic clock.
       do_others_wait: Whether this one has less time, `PRESSED_S`: it may be one of many
-        strangers, and those who wait need not be.
+        strangers, and those that wait need not be.
 
     Raises:
       AuthenticationError: The client did not prove it, or was silent; it gets the

@@ -89,7 +89,7 @@ class Outgoing:
         """Add a message of several chunks, and wait until the last has left.
 
         Args:
-          chunks: Of at most `CHUNK_BYTES`; iterated in the thread that takes them, and
+          chunks: Chunks of at most `CHUNK_BYTES`; iterated in the taking thread, and
             joined with no other message.
           deadline: On the monotonic clock; None waits until the queue is closed.
 

@@ -29,14 +29,14 @@ class Segment:
     """Memory of this process: cut into slots of one size, or common, and lent whole.
 
     Attributes:
-      number: Its name for the receiver; never used again.
-      descriptor: Of the memory file.
-      num_bytes: Its size.
+      number: Name for the receiver; never used again.
+      descriptor: Descriptor of the memory file.
+      num_bytes: Size in bytes.
       memory: All of it, to write to; none if it is common.
-      slot_bytes: How large a slot is; `_COMMON_SLOTS` if it is common.
-      made: How many slots the system was asked for so far.
-      lent: How many messages that the receiver has not released lie in it.
-      common: What it is, if it is common, as long as anything may be sent in it.
+      slot_bytes: Size of a slot; `_COMMON_SLOTS` if it is common.
+      made: Number of slots that have memory so far.
+      lent: Number of messages in it that the receiver has not released.
+      common: Reference to common memory, as long as anything may be sent in it.
     """
 
     number: int
@@ -87,11 +87,11 @@ class Slot:
     """Room for the body of one message.
 
     Attributes:
-      segment: Where it lies.
-      offset: Where in that.
-      memory: Its bytes, to write to.
-      number: Its place on the receiver's board.
-      uses: How often that place has been used; modulo 2^32.
+      segment: Segment that holds it.
+      offset: Offset in the segment.
+      memory: Bytes, to write to.
+      number: Place on the receiver's board.
+      uses: Number of uses of that place, modulo 2^32.
     """
 
     segment: Segment
@@ -141,8 +141,8 @@ class OutgoingSegments:
         """Return a free slot; the last one if it is, as it may be in a cache.
 
         Args:
-          num_bytes: Of the body.
-          common: Where the body lies already, if it does: that is lent once more.
+          num_bytes: Number of bytes of the body.
+          common: Common memory that holds the body already; it is lent once more.
 
         Returns:
           The slot; None: no segment has one or room for one more, or the receiver has
@@ -314,7 +314,7 @@ class OutgoingSegments:
                 if self._board[number] == slot.uses:
                     self._set_free(slot)
             return
-        # Of thousands that somebody keeps, a loop would take longer than the copy.
+        # For thousands of kept slots a loop would take longer than the copy.
         uses = np.frombuffer(self._uses, np.uint32)
         is_released = self._board_array[: len(uses)] == uses
         is_released &= np.frombuffer(self._is_lent, np.bool_)

@@ -6,7 +6,7 @@ neither end can shrink one under the other (a SIGBUS), grow it, or, for the rece
 map it to write. It cuts each into *slots* of one size, copies the body of a message
 into a free slot, and sends the segment's number and the slot's place.
 
-Who may reuse a slot, and when: the sender alone, after the receiver has *released* it.
+Only the sender may reuse a slot, after the receiver has *released* it.
 The receiver does so when the last array, view or payload of the message has died (each
 keeps one owner object alive; a weak reference to it tells), in whatever thread that
 happens. Until then the sender does not touch the slot. A segment all of whose slots are

@@ -1,4 +1,4 @@
-"""Make a connection of a socket: who is there, who knows the secret, what is shared.
+"""Make a connection of a socket: check user and secret, agree on shared memory.
 
 All of it happens within `HANDSHAKE_TIMEOUT_S`, `PRESSED_S` while others wait for their
 turn at the server, in messages of fixed size.
@@ -144,7 +144,7 @@ class _Exchange:
 
     Attributes:
       peer: The other end, for errors.
-      descriptors: What came with the messages, and is still this object's to close.
+      descriptors: Received descriptors that this object has to close.
     """
 
     def __init__(
