@@ -65,6 +65,7 @@ class _Methods(Generic[_Made]):
         def method(*args: PyTree, **kwargs: PyTree) -> _Made:
             return make(name, args, kwargs, timeout_s)
 
+        # Two threads may make it at once: either of the two is right.
         self.__dict__[name] = method  # the next look finds it there
         return method
 

@@ -71,4 +71,5 @@ class Request:
 
     def body(self) -> Body:
         """Return the value of its message, with the time that is left now."""
+        # The server starts its own clock: it is sent the time that is left, not a date.
         return [*self._body[:3], self.timeout_s] if self.attempts else self._body

@@ -75,6 +75,7 @@ class HandlerPool:
 
     def submit(self, call: ServedCall) -> None:
         """Let the connection of a call run it in a thread when a slot is free."""
+        # In two steps: `_dispatch` takes the lock itself; others may be in it.
         with self._lock:
             self._waiting.put(call.caller, call)
         self._dispatch()

@@ -270,6 +270,7 @@ class ServedConnection:
         )
 
     def _cancel(self, call_id: int) -> None:
+        # It may be over by now; then there is nothing to cancel.
         call = self.calls.get(call_id)
         if call is not None:
             call.give_up()
@@ -304,6 +305,7 @@ class ServedConnection:
             self.send(MessageKind.REPLY, value, call_id=call.call_id)
 
     def _answer_unread(self, call: ServedCall, error: Exception) -> None:
+        # Before it is answered: the client may use the number again at once.
         self.calls.pop(call.call_id, None)
         names = [cls.__name__ for cls in type(error).__mro__[:-2]]
         answer = raised(ErrorInfo(names, str(error)))

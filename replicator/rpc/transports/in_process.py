@@ -42,6 +42,8 @@ class InProcessConnection:
     ) -> None:
         """Join two queues to a connection; `connect` makes both ends."""
         self._peer = peer
+        # Each queue is the other end's, the other way round; both have locks of their
+        # own, and none is held while the other is used.
         self._incoming = incoming
         self._outgoing = outgoing
         self._encoding = encoding
@@ -182,6 +184,7 @@ class InProcessListener:
         ours = end(self.address, incoming=to_client, outgoing=to_server)
         client = f"a client of {self.address}"
         theirs = end(client, incoming=to_server, outgoing=to_client)
+        # The handshake of other transports: there is nothing to prove within a process.
         try:
             self._arrivals.put(theirs, timeout_s)
         except (EOFError, TimeoutError):

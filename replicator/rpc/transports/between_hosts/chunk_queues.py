@@ -78,6 +78,7 @@ class Outgoing:
           TimeoutError: There was no room in time.
         """
         with self._changed:
+            # Each sender that waits looks again when the stream has moved, or closed.
             while self._is_open and self._num_bytes + len(chunk) > WAITING_BYTES:
                 self._wait_for_room(deadline)
             if not self._is_open:
@@ -145,6 +146,7 @@ class Outgoing:
         """Take no more; what waits may still leave."""
         with self._changed:
             self._is_open = False
+            # The end of the queue: `take` returns it when all before it has left.
             self._waiting.put(None)
             self._changed.notify_all()
 
@@ -168,6 +170,7 @@ class Outgoing:
         taken, num_bytes = [first], len(first)
         while not self._waiting.empty():
             following = self._waiting.get()
+            # One thread takes, so what it puts back is the last item again.
             if following is None:
                 self._waiting.put(None)  # the end: `take` meets it
                 break
@@ -241,6 +244,8 @@ class Incoming:
           TimeoutError: None came in time.
         """
         with self._changed:
+            # The stream's thread reads one more chunk, and no further: a stranger can
+            # make us hold one.
             self._wants_chunk = True
             self._changed.notify_all()
         return _get(self._chunks, deadline - time.monotonic())
@@ -258,6 +263,7 @@ class Incoming:
           ClosedError: There are no more; `failure` is the error, if there was one.
           TimeoutError: None came in time.
         """
+        # Outside of the lock: the stream's thread needs it to add a message.
         frame = _get(self._frames, timeout_s)
         with self._changed:
             self._num_bytes -= _size(frame)

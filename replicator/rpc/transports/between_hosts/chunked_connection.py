@@ -59,7 +59,9 @@ class ChunkedConnection:
         self._encoding = encoding
         self._cut_off = cut_off
         self._release = release
+        # Set once, by `close`; other threads find their queues ended.
         self._is_closed = False
+        # The stream's thread cuts messages from here on; it alone uses the reader.
         incoming.start(frames.FrameReader(encoding.limits))
 
     @property
@@ -73,6 +75,7 @@ class ChunkedConnection:
         """Send one message whole; see `protocols.Connection`."""
         head, buffers, num_bytes = self._encoding.encode(value)
         frame = self._frame(kind, call_id, head, buffers)
+        # Arrays are read until the message has left: the caller waits in `put_large`.
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             # A large one is cut by the writing thread, which copies it piece by piece.

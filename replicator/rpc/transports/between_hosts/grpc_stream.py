@@ -169,6 +169,7 @@ class GrpcListener:
             options=SERVER_OPTIONS,
         )
         self._place = GrpcAddress(place.host, _bind(self._server, place, tls))
+        # From here on gRPC's threads call `_arrive`.
         self._server.start()
 
     @property
@@ -178,6 +179,7 @@ class GrpcListener:
 
     def accept(self) -> Callable[[], ChunkedConnection]:
         """Wait for a peer; see `protocols.Listener`."""
+        # With no lock held; `close` puts the end there.
         arrival = self._arrivals.get()
         if arrival is None:
             self._arrivals.put(None)  # for the next call
@@ -216,6 +218,7 @@ class GrpcListener:
         self._arrivals.put(arrival)
 
     def _leave(self) -> None:
+        # In a thread of gRPC, when a stream is over, however it ended.
         with self._lock:
             self._streams -= 1
 
@@ -228,6 +231,7 @@ class GrpcListener:
             self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
+            # First: TLS lets in every certificate of the authority, a server's too.
             names: Any = arrival.context.auth_context().get(_NAMES, ())
             check_client(names, peer=peer)
             # Two threads of ours: gRPC's pool of two would be taken by two strangers.

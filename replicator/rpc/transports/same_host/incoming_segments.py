@@ -55,6 +55,7 @@ class IncomingSegments:
                 f"Shared memory must be at most {self._max_bytes} bytes in all, got "
                 f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
             )
+        # To read only, and of a size that the kernel confirms.
         try:
             self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
         except OSError as error:

@@ -57,6 +57,7 @@ class Segment:
         """
         size = slot_bytes * num_slots
         descriptor, mapped = make_sealed(size)
+        # The descriptor is kept to be sent, and for `make_slot`.
         return cls(number, descriptor, size, memoryview(mapped), slot_bytes)
 
     def make_slot(self) -> int | None:
@@ -153,6 +154,7 @@ class OutgoingSegments:
         """
         if common is not None:
             return self._take_common(common)
+        # The lock of `SharedMemory` is held in all of this class but `has_released`.
         size = size_class(num_bytes)
         last = self._last.get(size)
         # Equal: the receiver has released this very use, and looks at it no more.

@@ -164,6 +164,7 @@ class SharedMemory:
 
     def drop_after_fork(self) -> None:
         """Close a forked child's descriptors, and release nothing; see `forks`."""
+        # No lock is taken: a thread of the parent may have held it.
         self._is_closed = True
         # First: arrays that die in this process must write nothing on the board, which
         # is the parent's as well.

@@ -246,6 +246,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int] | None:
     """Return process and user at the other end, where the system reports them."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
+    # Of the moment at which the socket was connected; a process cannot change them.
     size = _PEER_CREDENTIALS.size
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     process, user, _ = _PEER_CREDENTIALS.unpack(found)
@@ -265,6 +266,7 @@ def _offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
         with theirs:
             message = _SHARING.pack(receive_bytes)
             exchange.send(message, theirs.fileno(), exchange.descriptors[0])
+        # More descriptors than that are closed by the kernel.
         message = exchange.receive(_SHARING.size, most_descriptors=1)
         accepted = _SHARING.unpack(message)[0]
         if not accepted or len(exchange.descriptors) != 2:
@@ -358,6 +360,7 @@ def _connection(
     encoding: Encoding,
     shared: SharedMemory | None,
 ) -> UnixConnection:
+    # From here on the connection owns the socket: no other code may close it.
     sock.settimeout(None)  # a timeout would cost a `poll` for each call
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return UnixConnection(sock, peer=peer, encoding=encoding, shared=shared)

@@ -143,6 +143,7 @@ class UnixConnection:
             self._is_receiving = False
             if self._is_closed:
                 self._close_when_idle()
+        # Decoded in the thread that takes the payload.
         kind, call_id, head, body = frame
         payload = EncodedPayload(head, body, self._encoding)
         return _new_tuple(Message, (kind, call_id, payload))
@@ -166,6 +167,7 @@ class UnixConnection:
 
     def drop_after_fork(self) -> None:
         """Close a forked child's descriptors; its parent goes on. See `forks`."""
+        # No lock is taken: a thread of the parent may have held it.
         self._reason = self._reason or "is for the process that this was forked from"
         self._is_closed = True
         self._socket.close()  # no `shutdown`, which would be for both
@@ -218,6 +220,7 @@ class UnixConnection:
 
     def _read(self, flags: int) -> MessageFrame | None:
         """Receive once; return the frame that is whole now, if one is."""
+        # The holder of the right to read alone is here: no lock.
         reader = self._reader
         target = reader.target
         into = self._received if target is None else target
@@ -340,6 +343,7 @@ class UnixConnection:
 
     def _send_rest(self, parts: list[Buffer], deadline: float, is_begun: bool) -> None:
         """Send what is left of a frame, with the lock held."""
+        # Arrays are sent from where they lie; the kernel copies them.
         views = deque(memoryview(part) for part in parts)
         try:
             while views:
