@@ -17,7 +17,7 @@ class MethodStatistics:
 
     Attributes:
       calls: Calls that ran and ended.
-      errors: Those of them that raised, or returned what cannot be sent.
+      errors: Calls that raised, or returned a value that cannot be sent.
       p50_s: Median time in the method, over the last 1,024 calls; 0 before the first.
       p99_s: Likewise, what 99 of 100 calls did not exceed.
       bytes_in: Bytes of their messages; 0 where nothing was encoded.
@@ -60,7 +60,7 @@ class ServerStatistics:
       connections: Clients that are connected now.
       queued: Calls that wait now for a free place in the pool.
       running: Calls that run now.
-      pool_size: How many may run at once.
+      pool_size: Number of calls that may run at once.
       refused: Calls answered without running them: late, cancelled, unknown, stopping.
       callers: Calls by client name, for clients that have one.
     """

@@ -24,7 +24,7 @@ class MessageKind(enum.IntEnum):
     REPLY = 2
     """Server to client: what the method returned."""
     ERROR = 3
-    """Server to client: why there is no reply."""
+    """Server to client: the reason why there is no reply."""
     CANCEL = 4
     """Client to server: nobody waits for this call any more."""
     PING = 5
@@ -44,7 +44,7 @@ class Payload(Protocol):
         ...
 
     def take(self) -> PyTree:
-        """Return the value, once: who has taken it alone keeps its memory alive.
+        """Return the value, once: then only its taker keeps its memory alive.
 
         Arrays are read-only views, each of which does.
 
@@ -101,7 +101,7 @@ class Connection(Protocol):
         ...
 
     def fileno(self) -> int | None:
-        """Return the descriptor that `select` may watch; None if there is none."""
+        """Return the descriptor that `select` may watch, or None."""
         ...
 
     def close(self) -> None:

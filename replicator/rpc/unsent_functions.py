@@ -1,7 +1,7 @@
 """Placeholders for functions that are not serialised, filled in by the receiver.
 
-A flax `TrainState` holds `apply_fn` and `tx` beside its arrays. Code is not sent; who
-receives such a state has the same functions, or needs none of them.
+A flax `TrainState` holds `apply_fn` and `tx` beside its arrays. Code is not sent; the
+receiver of such a state has the same functions, or needs none of them.
 """
 
 import copy

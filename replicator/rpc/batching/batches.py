@@ -47,7 +47,7 @@ def merge(values: Sequence[PyTree], *, size: int) -> PyTree:
 
     Args:
       values: One of each call, at least one.
-      size: How long the new axis, or a list, is made: the first value is repeated.
+      size: Length of the new axis, or list: the first value is repeated.
 
     Returns:
       A value of the same structure; its arrays have a new first axis of `size`.
@@ -69,8 +69,8 @@ def split(result: PyTree, *, size: int, name: str, where: str = "") -> list[PyTr
     """Take the result of a merged call apart.
 
     Args:
-      result: What the function returned for `size` calls.
-      size: How many rows there must be.
+      result: Result of the function for `size` calls.
+      size: Number of rows that it must have.
       name: The function's, for the text of an error.
       where: The path of `result` inside what was returned, likewise.
 
@@ -116,7 +116,7 @@ def _stacked(rows: Sequence[np.ndarray], size: int) -> np.ndarray:
 def _is_array(value: PyTree) -> bool:
     if isinstance(value, np.ndarray | np.generic):
         return True
-    # JAX is asked only where the user has it; its random keys are no numbers.
+    # JAX is asked only where the user has it; its random keys are not numbers.
     jax_array = getattr(sys.modules.get("jax"), "Array", ())
     return isinstance(value, jax_array) and isinstance(value.dtype, np.dtype)
 

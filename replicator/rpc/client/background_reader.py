@@ -40,6 +40,8 @@ class BackgroundReader:
         """Let it read; start it if need be."""
         with self._lock:
             self.is_asleep = False
+            # Under the lock: `_run` sets both at its end, so a thread that is about to
+            # end is not taken for one that will read.
             if self._thread is None:
                 # A daemon: a process may exit while futures wait. It ends by itself, in
                 # `_read_on`.
@@ -70,6 +72,8 @@ class BackgroundReader:
         link = self._link
         while self._has_work():
             link.expire_calls()
+            # A caller that waits for its own answer may be reading; it reads for the
+            # futures as well. Follow it for a tick at most, as calls may be late.
             if not link.role.try_take(False):
                 link.role.follow(self._inbox, _TICK_S)
                 continue
@@ -87,6 +91,7 @@ class BackgroundReader:
         link = self._link
         while link.lost is None and not link.waiting:
             link.leave_if_done()
+            # In this order, see the module's docstring.
             self.is_asleep = True
             if not link.waiting:
                 try:

@@ -58,6 +58,7 @@ def never_ready(
 
 def failed(edge: CallTarget, failure: Failure, *, attempts: int) -> RpcError:
     """Return the error for a call that is not tried again."""
+    # Whether the call may have run is the first thing that a caller must know.
     tries, why = _tries(attempts), _because(failure)
     match failure.outcome:
         case TryOutcome.UNREACHABLE:

@@ -29,6 +29,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     ) -> None:
         super().__init__()
         self.request = request
+        # Written by the thread that sends the call; `cancel` may read it at any time.
         self.link: Link | None = None
         self.inherited: Exception | None = None
         self.call_id = request.call_id
@@ -60,6 +61,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         """
         if not super().cancel():
             return False
+        # Several threads may cancel at once: one of them alone notifies waiters.
         with _CANCELLING:
             is_first, self._is_given_up = not self._is_given_up, True
         if is_first:
@@ -73,6 +75,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         """Read on if this thread is the reader, in a callback that waits for us."""
         if self.inherited is not None:
             raise self.inherited
+        # Any other thread just waits for the reader, which sets the result.
         if self.link is not None and self.link.role.is_mine():
             until_s = math.inf if timeout is None else time.monotonic() + timeout
             self.link.read_until(self.done, until_s)

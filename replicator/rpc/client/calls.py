@@ -147,6 +147,7 @@ class Calls:
         )
         future = CallFuture(request, self._take)
         link = self._connector.link
+        # Not connected here: a future never makes its caller wait for a server.
         if link is None:
             self._resender.put(future, 0.0, self._resend)
         else:
@@ -186,6 +187,7 @@ class Calls:
                         # Its traceback holds this frame: no circle, which would keep
                         # the caller's arrays until the garbage collector comes.
                         del answer, step
+            # Woken by `close`, which the next turn then finds.
             self._closed.wait(step.delay_s)
             answer = None
 
@@ -219,12 +221,16 @@ class Calls:
             # `cancel` may have come before the call was in the link's table.
             link.give_up(future)
         else:
+            # After the call is in the table: a reader that goes to sleep looks there
+            # once more, and one that sleeps is woken here.
             reader = link.reader  # None once the link is lost
             if reader is not None and reader.is_asleep:
                 reader.wake()
 
     def _take(self, future: CallFuture, answer: Answer) -> None:
         """Make a result of an answer, or try again; never waits."""
+        # Mostly in the thread that reads, with the role held: no call may be sent here,
+        # and an error must not end that thread.
         try:
             step = self._step_after(future.request, answer)
             if isinstance(step, Again):
@@ -247,6 +253,7 @@ class Calls:
             for future in futures:
                 _set_error(future, error)
             return
+        # Not in the reader's thread, and with no lock held: sending may block.
         for future in futures:
             future.request.attempts += 1
             future.is_sent = False
@@ -272,6 +279,7 @@ class Calls:
             return Failed(call_errors.unreadable(self._edge(request.method), error))
         if not isinstance(read, Failure):
             return read
+        # A call that may have run is tried again only if its method is idempotent.
         decision = retry.decide(
             read.outcome,
             attempt=request.attempts,

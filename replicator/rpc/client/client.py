@@ -65,6 +65,7 @@ class _Methods(Generic[_Made]):
         def method(*args: PyTree, **kwargs: PyTree) -> _Made:
             return make(name, args, kwargs, timeout_s)
 
+        # Two threads may make it at once: either of the two is right.
         self.__dict__[name] = method  # the next look finds it there
         return method
 
@@ -218,7 +219,7 @@ def list_methods(client: Client) -> list[str]:
     """Return the names of the methods that a client's server offers.
 
     Args:
-      client: It asks; errors are those of a call.
+      client: Client of the server; errors are those of a call.
 
     >>> class Counter:
     ...     def next(self, n):
@@ -234,8 +235,8 @@ def statistics(client: Client) -> ServerStatistics:
     """Return what a client's server knows of its calls; see `Server.statistics`.
 
     Args:
-      client: It asks; errors are those of a call. The answer needs no free place in
-        the server's pool.
+      client: Client of the server; errors are those of a call. The answer needs no
+        free place in the server's pool.
 
     >>> class Counter:
     ...     def next(self, n):
@@ -270,7 +271,8 @@ def wait_no_longer(client: Client) -> None:
     For programs that end, where no server will start any more.
 
     Args:
-      client: Its calls raise `ConnectionLostError` at once, or after a last try.
+      client: Client whose calls raise `ConnectionLostError` from now on, at once or
+        after a last try.
     """
     client._calls.wait_for_ready = False
 

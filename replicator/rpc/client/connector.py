@@ -75,7 +75,7 @@ class Connector:
         return [] if self._left is None else list(self._left.waiting.values())
 
     def connect(self, timeout_s: float) -> Link | Failure:
-        """Return the link, a new one if need be; or why there is none.
+        """Return the link, a new one if need be; or the failure to connect.
 
         One thread connects, others wait for it.
 
@@ -90,6 +90,7 @@ class Connector:
         if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
             return Failure(TryOutcome.UNREACHABLE)
         try:
+            # Another thread may have connected while this one waited for the lock.
             if self.link is not None or self.is_closed:
                 return self.link or Failure(TryOutcome.UNREACHABLE)
             return self._connect(until_s)
@@ -116,6 +117,7 @@ class Connector:
         except (ConnectionLostError, CallTimeoutError, OSError) as error:
             return Failure(TryOutcome.UNREACHABLE, error)
         link = Link(connection, heartbeat_s=self._heartbeat_s, on_gone=self._forget)
+        # Made here, as its file imports that of the link. No thread starts yet.
         link.reader = BackgroundReader(link)
         try:
             self._exchange_hello(link, until_s)
@@ -134,18 +136,21 @@ class Connector:
     def _exchange_hello(self, link: Link, until_s: float) -> None:
         """Send the client's name; receive the server's label and method names."""
         timeout_s = max(1e-3, until_s - time.monotonic())
+        # Call 0; those of users count from 1.
         body = body_of(HELLO, [self.name], {}, timeout_s)
         answer = link.ask(0, body, timeout_s, until_s)
         if isinstance(answer, Failure):
             try:
                 raise answer.cause or CallTimeoutError("It sent no hello in time.")
             finally:
-                del answer  # its cause holds this frame, and all who call
+                del answer  # its cause holds this frame, and its callers
         protocol, label, retried = checked(WELCOME, answer.payload.take())
         if protocol != PROTOCOL:
             raise DecodeError(f"It speaks version {protocol}, this is {PROTOCOL}.")
         self.server, self.retried = plain(label), frozenset(retried)
 
     def _forget(self, link: Link) -> None:
+        # Without the lock, which `_connect` of another thread may hold for seconds. A
+        # newer link, which that one has set meanwhile, stays.
         if self.link is link:
             self.link = None

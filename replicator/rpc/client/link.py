@@ -1,8 +1,8 @@
 """One connection of a client, and the calls that wait for an answer on it.
 
-No thread reads for the client: who waits for an answer reads, also for the others
-(`reading_role`), so a call that is alone costs one send and one receive and wakes
-nobody. Only while futures wait, a thread of the link reads (`background_reader`).
+No thread reads for the client: a caller that waits for an answer reads, also for all
+others (`reading_role`), so a call that is alone costs one send and one receive and
+wakes no thread. While futures wait, a thread of the link reads: `background_reader`.
 
 After a second without an answer the link sends a ping, which names the calls that wait;
 the server replies which of them run, which wait, and which it does not know.
@@ -143,6 +143,7 @@ class Link:
         self._try_take = self.role.try_take
         self._send = connection.send
         self._receive = connection.receive
+        # Used by the holder of the role; others only read `silent_s` of it.
         self._signs = Keepalive(connection.peer, heartbeat_s=heartbeat_s)
 
     def ask(
@@ -151,10 +152,10 @@ class Link:
         """Send a call and wait for its answer.
 
         Args:
-          call_id: Its number.
-          body: The value of its message.
-          timeout_s: Until the deadline; None: there is none.
-          deadline_s: When that is; infinite if there is none.
+          call_id: Number of the call.
+          body: Value of its message.
+          timeout_s: Seconds until the deadline; None: no deadline.
+          deadline_s: Time of the deadline; infinite without one.
 
         Raises:
           EncodeError: The body cannot be sent.
@@ -171,6 +172,8 @@ class Link:
         try:
             self._send(_CALL, call_id, body, timeout_s=timeout_s)
             is_sent = True
+            # Mostly the answer itself. Another message, or none within a heartbeat,
+            # makes this an ordinary waiting call.
             message = self._receive(timeout_s=patience_s)
             if message.call_id == call_id and message.kind in _ANSWERS:
                 return message
@@ -181,6 +184,7 @@ class Link:
             call = self._enter_sent(call_id, deadline_s)
         except ConnectionLostError as error:
             self.lose(error)
+            # Half a message is not a call: the server drops it with the connection.
             return Failure(TryOutcome.LOST if is_sent else TryOutcome.REFUSED, error)
         except (EncodeError, MessageTooLargeError):
             raise
@@ -222,6 +226,7 @@ class Link:
             self.waiting.pop(call.call_id, None)
             self._interrupted()
             raise
+        # After it was sent: a ping that names it earlier could find it unknown.
         call.is_sent = True
         return None
 
@@ -235,6 +240,7 @@ class Link:
     def expire_calls(self) -> None:
         """Settle the calls whose deadline has passed."""
         now_s = time.monotonic()
+        # A copy: other threads add and remove calls meanwhile.
         for call in self.waiting.copy().values():
             if call.deadline_s <= now_s and self.give_up(call):
                 call.settle(self.late(call))
@@ -258,6 +264,7 @@ class Link:
             except KeyError:
                 break
             call.settle(Failure(TryOutcome.LOST, error))
+        # Cut: link and reader refer to each other, and would outlive their use.
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
@@ -277,6 +284,7 @@ class Link:
 
     def read_one(self, patience_s: float) -> None:
         """Deliver the next message; the caller has the role."""
+        # No lock but the role is held here, so senders are never blocked by a reader.
         try:
             message = self.connection.receive(timeout_s=patience_s)
         except CallTimeoutError:
@@ -318,6 +326,7 @@ class Link:
     def _wait(self, call: SyncCall, deadline_s: float) -> Answer:
         """Wait until a call is answered or late; read while nobody else does."""
         try:
+            # The role is not reentrant: without this the thread would follow itself.
             if self.role.is_mine():  # a callback of a future calls again
                 self.read_until(call.is_answered, deadline_s)
             while call.answer is None:
@@ -343,6 +352,7 @@ class Link:
     def _deliver(self, message: Message) -> None:
         kind = message.kind
         if kind in _ANSWERS:
+            # Atomic: of `give_up`, `lose` and this, one gets the call and settles it.
             call = self.waiting.pop(message.call_id, None)
             if call is not None:  # it was given up, or answered before
                 call.settle(message)

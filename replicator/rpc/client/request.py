@@ -54,12 +54,12 @@ class Request:
 
     @property
     def remaining_s(self) -> float:
-        """Return the time until the deadline; infinite if there is none."""
+        """Return the seconds until the deadline; infinite without one."""
         return self.deadline_s - time.monotonic()
 
     @property
     def timeout_s(self) -> float | None:
-        """Return the time until the deadline, at least 0; None if there is none."""
+        """Return the seconds until the deadline, at least 0; None without one."""
         if self.deadline_s == math.inf:
             return None
         return max(0.0, self.remaining_s)
@@ -71,4 +71,5 @@ class Request:
 
     def body(self) -> Body:
         """Return the value of its message, with the time that is left now."""
+        # The server starts its own clock: it is sent the time that is left, not a date.
         return [*self._body[:3], self.timeout_s] if self.attempts else self._body

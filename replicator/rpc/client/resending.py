@@ -40,6 +40,7 @@ class Resender:
         """
         with self._changed:
             due_s = time.monotonic() + delay_s
+            # The number keeps futures of one time in order: they cannot be compared.
             heapq.heappush(self._due, (due_s, next(self._order), future))
             self._changed.notify()
             if not self._is_running:
@@ -63,10 +64,11 @@ class Resender:
 
     def _run(self, send: Send) -> None:
         while futures := self._next():
+            # Cancelled ones are done.
             waiting = [future for future in futures if not future.done()]
             if waiting:
                 send(waiting)
-            del futures, waiting
+            del futures, waiting  # they hold arguments, and the next wait may be long
 
     def _next(self) -> list[CallFuture]:
         """Wait for some that are due, return all that are; none to end the thread."""

@@ -71,6 +71,7 @@ def decide(
     >>> decide(TryOutcome.LOST, **call, is_idempotent=True, random=lambda: 1.0)
     Again(delay_s=0.01)
     """
+    # First: a call past its deadline is never sent again.
     if outcome is TryOutcome.LATE:
         return OutOfTime()
     if outcome in (TryOutcome.LOST, TryOutcome.UNKNOWN):

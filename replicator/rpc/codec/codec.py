@@ -62,7 +62,7 @@ class Encoded(NamedTuple):
       head: msgpack.
       buffers: One-dimensional views of bytes, none of them empty; no copies where the
         value has them in one piece, so send them before it changes.
-      num_bytes: Of the head and the buffers.
+      num_bytes: Number of bytes of the head and the buffers.
     """
 
     head: bytes
@@ -196,7 +196,9 @@ def decode(
     except (DecodeError, MessageTooLargeError):
         raise
     except Exception as error:  # also what constructors of registered classes raise
-        raise DecodeError(f"What arrived is no value: {short_text(error)}.") from error
+        raise DecodeError(
+            f"The received bytes are not a valid value: {short_text(error)}."
+        ) from error
     reader.finish()
     if limits.depth < num_bytes - reader.in_head_bytes <= SHORT_HEAD_BYTES:
         check_bounds(head, limits, opaque_bytes=reader.in_head_bytes)

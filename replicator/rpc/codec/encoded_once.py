@@ -28,7 +28,7 @@ class EncodedOnce(Generic[_Value]):
     {'w': [1.0, 2.0]}
 
     Attributes:
-      value: What is sent.
+      value: Value to be sent.
       spare: Memory of former values, for transports.
     """
 

@@ -44,8 +44,8 @@ def check_bounds(
 
     Args:
       head: One value as msgpack.
-      limits: How deep it may be; how many leaves there may be.
-      opaque_bytes: How many bytes of it are known to hold no containers.
+      limits: Limits of its depth and of its leaves.
+      opaque_bytes: Number of its bytes that are known to hold no containers.
 
     Raises:
       DecodeError: It is not msgpack, or not one whole value.

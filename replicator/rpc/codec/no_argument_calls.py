@@ -22,7 +22,7 @@ _MOST_BYTES = 252
 _DEPTH = 1  # it counts as the list that it stands for
 _LONGEST_S = 2**31
 TIMES = (float, int, type(None))
-"""Types of a deadline; a bool is none of them."""
+"""Types of a deadline; bool, though a subclass of int, is not one."""
 
 
 class NoArgumentCall(NamedTuple):

@@ -13,7 +13,7 @@ _ALIGNMENT = 64  # of a cache line; and jax takes such memory without a copy
 _WARM_FROM_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 # The last one that was handed back: pages that are there cost a third of new ones.
-# For all threads, without a lock: who pops it is its only owner.
+# For all threads, without a lock: the thread that pops it is its only owner.
 _warm: list[np.ndarray] = []
 
 

@@ -27,7 +27,7 @@ from replicator.errors import ArgumentError
 from replicator.rpc.unsent_functions import NotSent, is_function
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}", re.ASCII)
-_LIBRARIES = frozenset({"optax", "flax"})  # who imported them has the same classes
+_LIBRARIES = frozenset({"optax", "flax"})  # a process that imported them has the same
 _FROZEN_DICT = "flax.core.frozen_dict:FrozenDict"
 _Class = TypeVar("_Class", bound=type)
 
@@ -42,8 +42,8 @@ class Entry:
       kind: Kind of class, which decides on the parts to send: its fields, or the name
         of a member. Exceptions are not values: they travel as the answer to a call.
       fields: Names of the parts of an instance, in order.
-      set_later: Those of `fields` that the constructor does not take.
-      static: Those that are not part of its pytree: there functions are not sent.
+      set_later: Fields that the constructor does not take.
+      static: Fields that are not part of its pytree: there functions are not sent.
     """
 
     name: str

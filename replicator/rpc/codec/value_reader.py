@@ -58,7 +58,7 @@ class ValueReader:
         if code == TAG:
             self._open_tags += 1
             if data not in TAGS:
-                raise DecodeError(f"A tag must be one of ours, got {data!r:.80}.")
+                raise DecodeError(f"A tag must be a known one, got {data!r:.80}.")
             return TAGS[data]
         if code == SHORT_ARRAY:
             self._num_leaves += 1
@@ -76,7 +76,7 @@ class ValueReader:
             num_bytes = int.from_bytes(data, "little")
             buffer, start = self._take(num_bytes)
             return buffer[start : start + num_bytes].tobytes()
-        raise DecodeError(f"An extension must be one of ours, got code {code}.")
+        raise DecodeError(f"An extension must be a known one, got code {code}.")
 
     def read_list(self, items: list) -> Any:
         """Return what a list stands for: itself, or what its tag makes of it."""

@@ -8,11 +8,11 @@
 
 Four messages of `MESSAGE_BYTES` each, nothing else is read before them, and both ends
 give up after `HANDSHAKE_TIMEOUT_S`. HMAC-SHA256 over the role, the transport's binding
-and both messages with the nonces: a proof of one role, connection or transport is none
-for another, so neither a reflected nor a replayed transcript opens anything. The server
-shows its proof last, only to who has shown one. A refusal is a message too, so that the
-other end can name the reason; it opens nothing and reveals no more than closing the
-connection would.
+and both messages with the nonces: a proof of one role, connection or transport is not
+valid for another, so neither a reflected nor a replayed transcript opens anything. The
+server shows its proof last, only to a client that has shown one. A refusal is a message
+too, so that the other end can name the reason; it opens nothing and reveals no more
+than closing the connection would.
 
 Pure: bytes in, bytes out. Transports move them, and bound their time.
 """
@@ -146,7 +146,7 @@ class ClientHandshake:
         kind, version, _ = self._unless_refused(challenge)
         if kind != _CHALLENGE or not self._transcript:
             raise AuthenticationError(
-                f"{self._peer} did not answer as a server of ours does. Check the "
+                f"{self._peer} did not answer as a server of `rpc` does. Check the "
                 "address."
             )
         if version != PROTOCOL_VERSION:

@@ -53,7 +53,7 @@ def make_certificates(
     Args:
       folder: Made, mode 0700, if it is not there; others must not write to it.
       hosts: Names and addresses under which clients reach servers of the program.
-      lifetime: How long the certificates are valid.
+      lifetime: Time for which the certificates are valid.
 
     Raises:
       ArgumentError: There are no hosts, or no lifetime.
@@ -84,7 +84,7 @@ def make_member_certificate(secret: Secret, folder: Path) -> Tls:
     Args:
       secret: The run's. The authority's key is derived from it: the same in all
         processes, and never written.
-      folder: Where to write; only this user may write to it.
+      folder: Folder to write to; only this user may write to it.
 
     Returns:
       The files.

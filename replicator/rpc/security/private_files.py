@@ -59,8 +59,8 @@ def check_private(name: str, status: os.stat_result) -> None:
     """Return if an open file is one that only this user can read.
 
     Args:
-      name: What to call it in errors.
-      status: Of the open file, so that it cannot be exchanged after the check.
+      name: Name of the file in errors.
+      status: Status of the open file, which cannot be exchanged after the check.
 
     Raises:
       AuthenticationError: It is not.

@@ -147,7 +147,7 @@ class Secret:
         """Put it into a new file that only this user can read.
 
         Args:
-          path: Where; its directory must be one that others cannot write to.
+          path: New file, in a directory that others cannot write to.
 
         Raises:
           AuthenticationError: Others can write to the directory.

@@ -37,11 +37,11 @@ class Tls:
         """Return the paths that `replicator certificates` gives to the files.
 
         Args:
-          folder: Where it wrote them.
+          folder: Folder in which it wrote them.
           role: `"server"` for what listens, `"client"` for what connects.
 
         Raises:
-          ArgumentError: There is no such role.
+          ArgumentError: The role is unknown.
         """
         if role not in ROLES:
             raise ArgumentError(f"`role` must be one of {ROLES}, got {role!r}.")

@@ -10,7 +10,7 @@ MOST = 1 << 16
 def raise_limit() -> None:
     """Let this process have as many descriptors as it may, up to `MOST`.
 
-    The usual 1,024 are for programs that use `select`; whoever does not may raise them.
+    The usual 1,024 are for programs that use `select`; others may raise them.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(hard, MOST) if hard >= 0 else MOST

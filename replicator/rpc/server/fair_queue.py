@@ -24,7 +24,7 @@ class FairQueue(Generic[_Source, _Call]):
     def __init__(self, *, max_seats: int, reserved: int = 0) -> None:
         self.reserved = reserved
         self._max_seats = max_seats
-        # Who is next comes first; a client of which a call was taken goes to the end.
+        # The next client comes first; one of which a call was taken goes to the end.
         self._calls: dict[_Source, collections.deque[_Call]] = {}
         self._seats: collections.Counter[_Source] = collections.Counter()
 

@@ -69,11 +69,13 @@ class HandlerPool:
     def leave(self) -> None:
         """Give a slot back."""
         self._free.append(None)
+        # Looked at after the slot is free: `submit` adds its call, then looks for one.
         if self._waiting:
             self._dispatch()
 
     def submit(self, call: ServedCall) -> None:
         """Let the connection of a call run it in a thread when a slot is free."""
+        # In two steps: `_dispatch` takes the lock itself; others may be in it.
         with self._lock:
             self._waiting.put(call.caller, call)
         self._dispatch()
@@ -95,6 +97,7 @@ class HandlerPool:
                 if taken is None:  # those that wait have all of their seats taken
                     self._free.append(None)
                     return
+                # The slot and the seat go to the new task, which gives both back.
                 try:
                     self._threads.run(functools.partial(self._run, taken[1]))
                 except BaseException:  # the system gives no thread
@@ -106,6 +109,7 @@ class HandlerPool:
         try:
             call.caller.run(call)  # leaves the slot before it replies
         finally:
+            # Not before the reply is sent: a client that does not read keeps its seats.
             with self._lock:
                 self._waiting.done(call.caller)
             self._dispatch()

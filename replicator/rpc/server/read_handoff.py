@@ -59,11 +59,13 @@ class ReadHandoff:
         quiet_looks = 0
         while not self._is_closed:
             time.sleep(RELIEF_AFTER_S)
+            # A wake-up costs a client more than some idle looks, so not at once.
             quiet_looks = 0 if self.busy else quiet_looks + 1
             if quiet_looks > _LOOKS_BEFORE_SLEEP:
                 self._sleep()
                 quiet_looks = 0
             now_s = time.monotonic()
+            # A copy: readers enter and leave meanwhile, without a lock.
             for reader, since_s in self.busy.copy().items():
                 if now_s - since_s >= RELIEF_AFTER_S:
                     reader.relieve(since_s)
@@ -138,6 +140,8 @@ class ReadingRight:
             self._handoff.busy.pop(self, None)
             # Set by a thread that runs on meanwhile, so it may be over, or None.
             call = self.call
+            # Its handler is done and its reply is not taken: the client is to blame,
+            # and not the method.
             if call is not None and call.is_over:
                 call.caller.is_stalled = True
             elif call is not None:

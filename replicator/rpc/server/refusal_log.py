@@ -44,5 +44,6 @@ class RefusalLog:
                 return
             unlogged, self._num_unlogged = self._num_unlogged, 0
             self._next_s = now_s + _BETWEEN_S
+        # A thread that comes meanwhile counts for the next second.
         others = f" ({unlogged} others were refused before it)" if unlogged else ""
         self._log.warning("%s refused a client: %s%s", self._server, reason, others)

@@ -40,6 +40,7 @@ def run(service: Service, call: ServedCall, started_s: float) -> None:
     """Run a handler, which has a slot; free the slot; send its result."""
     target = call.target
     call.started_s = started_s
+    # Of this thread alone; handlers read it by `current_call()`.
     running_here.call = call
     try:
         answer = Answer(_REPLY, target.function(*call.args, **call.kwargs))
@@ -60,10 +61,12 @@ def _reply(service: Service, call: ServedCall, answer: Answer, seconds: float) -
     """Send the result of a handler; record how long it took."""
     target = call.target
     # Arrays that lie in shared memory go back to their pool.
+    # Before the reply: it may take up to 30 s, and arguments may be gigabytes.
     call.args, call.kwargs = (), _NONE
     if seconds > QUICK_S or not target.is_quick:
         target.took(seconds)
     bytes_out = 0
+    # A cancelled call has no one to answer, unless the server itself cancelled it.
     if not call.is_given_up or not service.takes_calls:
         answer, bytes_out = send(call, answer)
     counted = seconds, call.num_bytes, bytes_out, answer.kind == _ERROR

@@ -69,6 +69,7 @@ class _RunningHere(threading.local):
     call: "ServedCall | None" = None
 
 
+# Set by `run` around a handler, and by a batch, which has several callers.
 running_here = _RunningHere()
 
 
@@ -136,6 +137,7 @@ class ServedCall:
 
     def give_up(self) -> None:
         """Cancel the call; its handler should notice."""
+        # Before the event is looked at; `wait_cancelled` makes that, then looks here.
         self.is_given_up = True
         if self._event is not None:
             self._event.set()

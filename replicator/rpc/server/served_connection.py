@@ -146,6 +146,7 @@ class ServedConnection:
         if self.service.selector_loop is not None:
             self.service.selector_loop.remove(self)
         self.connection.close()
+        # Outside of the lock: `end` takes it. What runs is cancelled, and ends itself.
         for call in self.service.pool.drop(self):
             self.end(call)
         for call in self.calls.copy().values():
@@ -165,6 +166,7 @@ class ServedConnection:
 
     def abandon_calls(self) -> list[ServedCall]:
         """Answer the calls that still run, and disconnect; return these calls."""
+        # Their handlers run on: a thread cannot be ended. Their replies go nowhere.
         left = list(self.calls.copy().values())
         for call in left:
             answer = not_run(ABANDONED, time.monotonic() - call.received_s)
@@ -206,6 +208,7 @@ class ServedConnection:
     def _take(self, call: ServedCall, payload: Payload, reader: ReadingRight) -> None:
         """Run a call, or let it wait for a thread, or answer with the reason."""
         service = self.service
+        # Decoded here, after the right was released: a large message holds up nobody.
         try:
             name, args, kwargs, timeout_s = checked(_CALL, payload.take())[:4]
             target = service.methods.get(name)
@@ -242,6 +245,7 @@ class ServedConnection:
             self._held_bytes += call.num_bytes
             self._held_calls += 1
             self.is_paused = self._is_full()
+        # Outside of the lock: it may start a thread, and take the pool's lock.
         self.service.pool.submit(call)
 
     def _give_room(self, call: ServedCall) -> None:
@@ -252,6 +256,8 @@ class ServedConnection:
             if not self.is_paused or self._is_full():
                 return
             self.is_paused = False
+        # Whichever reads it: a thread of its own waits for `_room`, the loop has
+        # stopped watching it. The loop's lock is taken with none held.
         self._room.set()
         if self.service.selector_loop is not None and self.descriptor >= 0:
             self.service.selector_loop.resume(self)
@@ -264,6 +270,7 @@ class ServedConnection:
         )
 
     def _cancel(self, call_id: int) -> None:
+        # It may be over by now; then there is nothing to cancel.
         call = self.calls.get(call_id)
         if call is not None:
             call.give_up()
@@ -298,6 +305,7 @@ class ServedConnection:
             self.send(MessageKind.REPLY, value, call_id=call.call_id)
 
     def _answer_unread(self, call: ServedCall, error: Exception) -> None:
+        # Before it is answered: the client may use the number again at once.
         self.calls.pop(call.call_id, None)
         names = [cls.__name__ for cls in type(error).__mro__[:-2]]
         answer = raised(ErrorInfo(names, str(error)))

@@ -149,7 +149,7 @@ class Server:
 
         Args:
           name: A public Python name, or `__call__`.
-          function: What to call; may be marked `idempotent`.
+          function: Function to offer; may be marked `idempotent`.
 
         Returns:
           The server.
@@ -170,7 +170,7 @@ class Server:
         return self
 
     def start(self) -> Self:
-        """Listen, and serve whoever comes.
+        """Listen, and serve clients.
 
         Returns:
           The server.
@@ -221,6 +221,7 @@ class Server:
         if self._is_inherited:
             return
         until_s = time.monotonic() + drain_s
+        # One thread stops the server; a second `stop` may only bring the end forward.
         with self._phase_lock:
             is_first = not self._is_stopping
             self._give_up_s = until_s if is_first else min(self._give_up_s, until_s)
@@ -363,8 +364,7 @@ class Server:
             if time.monotonic() >= until_s():
                 return False
             service.call_ended.wait(_LOOK_S)
-            # Before the calls are counted again: who ends one takes it out, then sets
-            # this.
+            # Before the calls are counted again: `end` takes one out, then sets this.
             service.call_ended.clear()
         return True
 

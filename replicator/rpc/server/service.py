@@ -44,6 +44,7 @@ class Service:
         self.label = label
         self.limits = limits
         self.registry = registry
+        # Cleared once, by `_stop`; read without a lock after each call is entered.
         self.takes_calls = True
         self.threads = WorkerThreads(f"rpc {label}")
         self.pool = HandlerPool(pool_size, self.threads)
@@ -53,13 +54,13 @@ class Service:
             if selector_loop.IS_AVAILABLE
             else None
         )
-        # Changed by single atomic operations only.
+        # Changed by single atomic operations only; whoever walks over it takes a copy.
         self.connections: set[Caller] = set()
         # Only added to, by `setdefault`, in any thread.
         self._callers: dict[str, CallRecords] = {}
         # Guards `_refused`; held for one addition, with no other lock taken under it.
         self._refused_lock = threading.Lock()
-        # Set by who ends a call once `takes_calls` is false; wakes who waits in `stop`,
+        # Set at the end of a call once `takes_calls` is false; wakes `stop`,
         # which looks every 50 ms anyway.
         self.call_ended = threading.Event()
         self._refused = 0

@@ -48,8 +48,9 @@ class WorkerThreads:
         """Start a task in a thread of its own.
 
         Raises:
-          RuntimeError: The system gives no thread, and there is none.
+          RuntimeError: The system gives no thread, and none runs.
         """
+        # The last that went idle: its stack is warm, and the first ones time out.
         with self._lock:
             inbox = self._idle.pop() if self._idle else None
         if inbox is None:
@@ -72,7 +73,7 @@ class WorkerThreads:
         for thread in self._members.copy() - {own}:
             with contextlib.suppress(RuntimeError):  # not started yet
                 thread.join(max(0.0, until_s - time.monotonic()))
-        # Who ends leaves the set, so in it is also who is about to be started.
+        # A thread leaves the set at its end; it is there before it is started.
         return self._members.copy() <= {own}
 
     def _hire(self, task: Task) -> None:
@@ -84,6 +85,7 @@ class WorkerThreads:
         thread = threading.Thread(
             target=self._work, args=[inbox], name=name, daemon=True
         )
+        # Before it starts: `close` must find it, and it removes itself at its end.
         self._members.add(thread)
         try:
             thread.start()
@@ -120,6 +122,7 @@ class WorkerThreads:
             if self._is_closed or len(self._idle) >= self._max_idle:
                 return None
             self._idle.append(inbox)
+        # Without the lock: others put tasks into the inbox meanwhile.
         try:
             return inbox.get(timeout=self._idle_s)
         except queue.Empty:

@@ -122,6 +122,7 @@ def folder_for_sockets(longest_bytes: int) -> str | None:
     Args:
       longest_bytes: Most bytes of its path: TMPDIR of a build lies deep.
     """
+    # In this order: a user who sets TMPDIR may have no other place to write to.
     for folder in (tempfile.gettempdir(), "/tmp"):
         is_short = len(os.fsencode(folder)) <= longest_bytes
         # A comma joins the addresses of a server.
@@ -153,6 +154,7 @@ def check_socket_directory(path: str, *, address: str) -> None:
       ConnectionLostError: There is no such directory.
     """
     folder = os.path.dirname(path)
+    # Not followed: a link there would be another user's choice of directory.
     try:
         status = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -195,6 +197,7 @@ def _parse_unix(path: str) -> UnixAddress:
 def _parse_grpc(rest: str) -> GrpcAddress:
     host, _, port = rest.removeprefix("//").rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    # `int` alone would take spaces, signs, underscores and digits of other scripts.
     is_port = port.isascii() and port.isdecimal() and int(port) < 65536
     if not rest.startswith("//") or not host or "/" in rest[2:] or not is_port:
         raise ArgumentError(

@@ -80,6 +80,7 @@ def connect(
             f"Nobody listens at {address}: no such socket on this host, or listener in "
             "this process."
         )
+    # One time for all places: a nearer one that is silent leaves less for the next.
     deadline = time.monotonic() + timeout_s
     failures: list[str] = []
     for place in places:
@@ -99,6 +100,7 @@ def connect(
                         tls=tls,
                         insecure=insecure,
                     )
+        # Not after a failed proof: a stranger at one address must not be passed over.
         except ConnectionLostError as error:
             if len(places) == 1:
                 raise
@@ -171,6 +173,7 @@ def _connect_unix(
         )
     deadline = time.monotonic() + timeout_s
     check_socket_directory(place.path, address=str(place))
+    # After the directory was checked: what lies beside the socket is this user's.
     secret = _secret_of(place, secret)
     sock = _connected_socket(place, timeout_s)
     return meet_server(
@@ -228,6 +231,7 @@ def _listen_unix(
 
 
 def _make_directory(place: UnixAddress) -> None:
+    # Only the last folder, and for this user alone; its owner is checked afterwards.
     try:
         os.mkdir(os.path.dirname(place.path), 0o700)
     except FileExistsError:
@@ -265,6 +269,7 @@ def _new_secret_beside(place: UnixAddress) -> Secret:
     """Put a new secret beside the socket; return another process's if it was first."""
     path = os.path.join(os.path.dirname(place.path), SECRET_NAME)
     unfinished = f"{path}.{secrets.token_hex(8)}"
+    # Under another name first: a process that dies here leaves no half a secret.
     secret = Secret.generate()
     secret.write(unfinished)
     try:

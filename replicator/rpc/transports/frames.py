@@ -177,8 +177,8 @@ def frame_with_buffers(
 
 
 def refuse_shared(where: Where, num_bytes: int) -> NoReturn:
-    """Open a body in shared memory where there is none."""
-    raise DecodeError("Shared memory was named where there is none.")
+    """Refuse a body in shared memory, on a connection without it."""
+    raise DecodeError("Shared memory was named on a connection without it.")
 
 
 class FrameReader:
@@ -276,6 +276,7 @@ class FrameReader:
         """
         if not self.rest:
             return None
+        # `has_frame` may have cut it already; then it is kept until it is asked for.
         frame, self._ready = self._ready or self._next_frame(), None
         if self._start == len(self.rest):
             self.rest, self._start = b"", 0
@@ -396,4 +397,4 @@ def _check_header(header: FrameHeader, limits: MessageLimits) -> None:
     if num_bytes > most:
         raise wire_format.too_large("bytes", num_bytes, "message_bytes", most)
     if header.flags & ~SHARED or (header.flags and not header.body_bytes):
-        raise DecodeError(f"A frame must have flags of ours, got {header.flags}.")
+        raise DecodeError(f"A frame must have known flags, got {header.flags}.")

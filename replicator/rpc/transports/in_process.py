@@ -42,6 +42,8 @@ class InProcessConnection:
     ) -> None:
         """Join two queues to a connection; `connect` makes both ends."""
         self._peer = peer
+        # Each queue is the other end's, the other way round; both have locks of their
+        # own, and none is held while the other is used.
         self._incoming = incoming
         self._outgoing = outgoing
         self._encoding = encoding
@@ -93,6 +95,7 @@ class InProcessConnection:
 
     def close(self) -> None:
         """Close it; messages on the way to the other end still arrive there."""
+        # The other end may still take what was sent; this end drops what it received.
         self._outgoing.end()
         self._incoming.end(drop=True)
 
@@ -131,6 +134,7 @@ class InProcessListener:
             force_encoding = os.environ.get(FORCE_ENCODING_VARIABLE, "0") not in "0"
         self._force_encoding = force_encoding
         self._arrivals: _Queue[InProcessConnection] = _Queue(_WAITING_CLIENTS)
+        # Atomic: of two listeners with one name, one gets it.
         if _LISTENERS.setdefault(self._name, self) is not self:
             raise AddressInUseError(
                 f"`address` must be free, got {self.address}, where this process "
@@ -155,6 +159,7 @@ class InProcessListener:
         """Stop listening. May be called twice."""
         if _LISTENERS.get(self._name) is self:
             del _LISTENERS[self._name]
+        # Ended first, so that none is added to the arrivals that are closed here.
         self._arrivals.end()
         while self._arrivals:
             self._arrivals.take(0).close()  # came too late to be accepted
@@ -179,6 +184,7 @@ class InProcessListener:
         ours = end(self.address, incoming=to_client, outgoing=to_server)
         client = f"a client of {self.address}"
         theirs = end(client, incoming=to_server, outgoing=to_client)
+        # The handshake of other transports: there is nothing to prove within a process.
         try:
             self._arrivals.put(theirs, timeout_s)
         except (EOFError, TimeoutError):
@@ -199,7 +205,7 @@ def connect_in_process(name: str, *, timeout_s: float) -> InProcessConnection:
     """Connect to a listener of this process.
 
     Raises:
-      ConnectionLostError: There is none of that name, or it accepts nobody.
+      ConnectionLostError: The name is unknown, or its listener accepts no clients.
     """
     listener = _LISTENERS.get(name)
     if listener is None:
@@ -248,6 +254,7 @@ class _Queue(Generic[_Item]):
                 self._has_item.wait_for(
                     lambda: self._items or self._has_ended, timeout_s
                 )
+            # Items that are left are still taken after the end.
             if self._items:
                 self._has_room.notify()
                 return self._items.popleft()

@@ -62,6 +62,7 @@ def permitted_place(address: str, *, has_tls: bool, insecure: bool) -> GrpcAddre
             f"`address` must be grpc://host:port, got {address!r}. Use another "
             "transport for it."
         )
+    # TLS proves both ends wherever they are; the name of the host is checked by it.
     if has_tls:
         return place
     if host := loopback(place.host):
@@ -118,12 +119,14 @@ def check_free(host: str, port: int, *, address: str) -> None:
       ArgumentError: The address is not this host's.
       AddressInUseError: Another listens there.
     """
+    # Asked before gRPC is, whose error names neither the reason nor the owner. Another
+    # process may still come first: then gRPC fails, and `in_use` is raised.
     try:
         family, kind, _, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind) as probe:
-            # As gRPC does: what is left of old connections is no hindrance.
+            # As gRPC does: remains of old connections do not hinder it.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as failure:

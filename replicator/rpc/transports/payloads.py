@@ -56,6 +56,7 @@ class EncodedPayload:
         Raises:
           DecodeError: The bytes are not a valid value, or exceed a limit.
         """
+        # Dropped here: from now on the arrays alone keep the memory.
         body, self._body = self._body, b""
         known = self._encoding
         return decode(self._head, body, registry=known.registry, limits=known.limits)

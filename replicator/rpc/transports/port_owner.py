@@ -13,6 +13,7 @@ def owner_of_port(port: int) -> int | None:
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None
+    # Processes of other users are skipped: their descriptors cannot be listed.
     for process in Path("/proc").glob("[0-9]*"):
         if not sockets.isdisjoint(_open_files(process / "fd")):
             return int(process.name)

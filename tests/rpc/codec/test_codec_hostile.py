@@ -344,7 +344,7 @@ def test_what_a_constructor_raises_is_a_decode_error():
     registry = Registry()
     registry.register(Picky)
     for x, text in (
-        (0, r"What arrived is no value: KeyError: 'x'\."),
+        (0, r"The received bytes are not a valid value: KeyError: 'x'\."),
         (1, "WordlessErr"),
     ):
         with pytest.raises(DecodeError, match=text):
@@ -437,7 +437,7 @@ def test_any_bytes_may_come(seed):
 
 def test_msgpacks_own_types_pass_or_are_refused():
     assert decode(encode(Timestamp(1, 2)).head) == Timestamp(1, 2)
-    with pytest.raises(DecodeError, match="one of ours, got code 77"):
+    with pytest.raises(DecodeError, match="a known one, got code 77"):
         decode(encode([ExtType(77, b"")]).head)
 
 

@@ -37,6 +37,7 @@ def prove_to_server(
       ConnectionLostError: It was silent: perhaps stopped, and to be tried again.
       ClosedError: The stream ended.
     """
+    # The stream's threads move the chunks; this one waits for them with no lock held.
     deadline = time.monotonic() + timeout_s
     outgoing.put(handshake.hello(), deadline=deadline)
     answer = handshake.answer(_of_server(incoming, deadline, peer=peer))
@@ -63,7 +64,7 @@ def admit_client(
       peer: Name of the client, for errors.
       deadline: Time on the monotonic clock.
       do_others_wait: Whether this one has less time, `PRESSED_S`: it may be one of many
-        strangers, and those who wait need not be.
+        strangers, and those that wait need not be.
 
     Raises:
       AuthenticationError: The client did not prove it, or was silent; it gets the
@@ -90,12 +91,14 @@ def admit_client(
 def _of_server(incoming: Incoming, deadline: float, *, peer: str) -> bytes:
     try:
         return _next_of(incoming, lambda: deadline, peer=peer)
+    # A client may try again: a server that is stopped or late is not a stranger.
     except AuthenticationError as silence:
         raise ConnectionLostError(str(silence)) from None
 
 
 def _next_of(incoming: Incoming, until: Callable[[], float], *, peer: str) -> bytes:
     while True:
+        # In short looks: others may arrive meanwhile, and the bound becomes shorter.
         try:
             return incoming.next_chunk(min(until(), time.monotonic() + _LOOK_S))
         except TimeoutError:

@@ -78,6 +78,7 @@ class Outgoing:
           TimeoutError: There was no room in time.
         """
         with self._changed:
+            # Each sender that waits looks again when the stream has moved, or closed.
             while self._is_open and self._num_bytes + len(chunk) > WAITING_BYTES:
                 self._wait_for_room(deadline)
             if not self._is_open:
@@ -89,7 +90,7 @@ class Outgoing:
         """Add a message of several chunks, and wait until the last has left.
 
         Args:
-          chunks: Of at most `CHUNK_BYTES`; iterated in the thread that takes them, and
+          chunks: Chunks of at most `CHUNK_BYTES`; iterated in the taking thread, and
             joined with no other message.
           deadline: On the monotonic clock; None waits until the queue is closed.
 
@@ -107,6 +108,7 @@ class Outgoing:
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         # Meanwhile the thread that takes reads the caller's arrays through `chunks`.
         is_in_time = large.has_left.wait(left_s)
+        # The writing thread takes it out of the set when the last chunk has left.
         with self._changed:
             is_whole = large not in self._large
             self._large.discard(large)
@@ -115,6 +117,7 @@ class Outgoing:
             return
         if is_in_time:
             raise ClosedError
+        # Outside of the lock, which `abandon` takes.
         if large.has_begun:
             self.abandon()
         raise TimeoutError
@@ -126,6 +129,7 @@ class Outgoing:
         before.
         """
         while not self._is_abandoned:
+            # `_next` is this thread's own: what did not fit into the last chunk.
             first, self._next = self._next or self._waiting.get(), None
             if first is None:
                 break
@@ -142,15 +146,18 @@ class Outgoing:
         """Take no more; what waits may still leave."""
         with self._changed:
             self._is_open = False
+            # The end of the queue: `take` returns it when all before it has left.
             self._waiting.put(None)
             self._changed.notify_all()
 
     def abandon(self) -> None:
         """Take no more, and drop what waits."""
+        # Before the queue is woken: `take` looks at it for each chunk.
         self._is_abandoned = True
         self._drained.set()
         self.finish()
         with self._changed:
+            # Their senders wait without a deadline, perhaps: they find them not whole.
             for large in self._large:
                 large.has_left.set()
 
@@ -163,6 +170,7 @@ class Outgoing:
         taken, num_bytes = [first], len(first)
         while not self._waiting.empty():
             following = self._waiting.get()
+            # One thread takes, so what it puts back is the last item again.
             if following is None:
                 self._waiting.put(None)  # the end: `take` meets it
                 break
@@ -186,6 +194,7 @@ class Outgoing:
             # Before a chunk is cut: a sender that gives up from now on must abandon
             # the queue.
             large.has_begun = True
+        # Copies from the sender's arrays, without the lock: small messages may be put.
         chunk = next(large.chunks, None)
         if chunk is None:
             with self._changed:
@@ -197,6 +206,7 @@ class Outgoing:
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise TimeoutError
+        # Counted so that `_with_others` notifies only if anybody waits.
         self._are_waiting += 1
         self._changed.wait(left_s)
         self._are_waiting -= 1
@@ -234,6 +244,8 @@ class Incoming:
           TimeoutError: None came in time.
         """
         with self._changed:
+            # The stream's thread reads one more chunk, and no further: a stranger can
+            # make us hold one.
             self._wants_chunk = True
             self._changed.notify_all()
         return _get(self._chunks, deadline - time.monotonic())
@@ -251,6 +263,7 @@ class Incoming:
           ClosedError: There are no more; `failure` is the error, if there was one.
           TimeoutError: None came in time.
         """
+        # Outside of the lock: the stream's thread needs it to add a message.
         frame = _get(self._frames, timeout_s)
         with self._changed:
             self._num_bytes -= _size(frame)
@@ -268,6 +281,7 @@ class Incoming:
         Returns:
           Whether it came to its end; else `stop` was called.
         """
+        # In a thread of its own, which waits inside of gRPC with no lock held.
         try:
             while self._wait_for_room():
                 self._add(next(stream))
@@ -287,6 +301,7 @@ class Incoming:
         with self._changed:
             self._discards = True
             self._changed.notify_all()
+        # The end, for a receiver that waits; `_get` leaves it there for the next.
         self._chunks.put(None)
         self._frames.put(None)
 
@@ -323,6 +338,7 @@ class Incoming:
             self._wants_chunk = False
             self._chunks.put(chunk)
             return
+        # Counted before it is put: the receiver subtracts it as soon as it is there.
         for frame in _cut(self._reader, chunk):
             with self._changed:
                 self._num_bytes += _size(frame)

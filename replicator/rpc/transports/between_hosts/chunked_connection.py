@@ -59,7 +59,9 @@ class ChunkedConnection:
         self._encoding = encoding
         self._cut_off = cut_off
         self._release = release
+        # Set once, by `close`; other threads find their queues ended.
         self._is_closed = False
+        # The stream's thread cuts messages from here on; it alone uses the reader.
         incoming.start(frames.FrameReader(encoding.limits))
 
     @property
@@ -73,8 +75,10 @@ class ChunkedConnection:
         """Send one message whole; see `protocols.Connection`."""
         head, buffers, num_bytes = self._encoding.encode(value)
         frame = self._frame(kind, call_id, head, buffers)
+        # Arrays are read until the message has left: the caller waits in `put_large`.
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
+            # A large one is cut by the writing thread, which copies it piece by piece.
             if sum(map(len, frame)) <= CHUNK_BYTES:
                 self._outgoing.put(b"".join(frame), deadline=deadline)
             else:
@@ -110,6 +114,7 @@ class ChunkedConnection:
 
     def close(self) -> None:
         """Close it; what was sent leaves, within a bound. See `protocols`."""
+        # Two threads may pass this at once: each step below may be made twice.
         if self._is_closed:
             return
         self._is_closed = True
@@ -133,6 +138,7 @@ class ChunkedConnection:
         return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:
+        # The queues first: their threads must not wait when the stream has ended.
         self._incoming.stop()
         self._outgoing.abandon()
         self._cut_off()

@@ -25,13 +25,13 @@ SERVER_OPTIONS = (
     ("grpc.max_allowed_incoming_connections", 2 * MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 30_000),
-    # The pings of our clients are no attack.
+    # Frequent pings of clients are not an attack.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
 )
 CLIENT_OPTIONS = (
     *_COMMON_OPTIONS,
-    ("grpc.enable_http_proxy", 0),  # no environment chooses who sees our calls
+    ("grpc.enable_http_proxy", 0),  # no environment variable may redirect calls
     ("grpc.enable_retries", 0),  # to send again is for the courier to decide
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),

@@ -96,6 +96,7 @@ def connect_grpc(
     """
     place = permitted_place(address, has_tls=tls is not None, insecure=insecure)
     channel = _open_channel(place, tls)
+    # gRPC's own thread takes from `outgoing`; one of ours reads into `incoming`.
     outgoing, incoming = Outgoing(), Incoming()
     call = channel.stream_stream(f"/{_SERVICE}/Connect")(iter(outgoing.take, None))
     start_reader(_chunks_of(call), incoming, outgoing)
@@ -160,6 +161,7 @@ class GrpcListener:
         self._lock = threading.Lock()
         self._streams = 0
         self._is_open = True
+        # Filled by gRPC's threads, emptied by `accept` and `close`; None is the end.
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
         self._server = grpc.server(
             ThreadPoolExecutor(2, thread_name_prefix="rpc-grpc-connect"),
@@ -167,6 +169,7 @@ class GrpcListener:
             options=SERVER_OPTIONS,
         )
         self._place = GrpcAddress(place.host, _bind(self._server, place, tls))
+        # From here on gRPC's threads call `_arrive`.
         self._server.start()
 
     @property
@@ -176,6 +179,7 @@ class GrpcListener:
 
     def accept(self) -> Callable[[], ChunkedConnection]:
         """Wait for a peer; see `protocols.Listener`."""
+        # With no lock held; `close` puts the end there.
         arrival = self._arrivals.get()
         if arrival is None:
             self._arrivals.put(None)  # for the next call
@@ -190,6 +194,7 @@ class GrpcListener:
             self._is_open = False
             # A stream that has just ended may have its last messages on the way.
             grace_s = _DRAIN_S if self._streams else _LAST_MESSAGES_S
+        # Outside of the lock: to cut a stream off calls `_leave`, which takes it.
         with contextlib.suppress(queue.Empty):
             while arrival := self._arrivals.get_nowait():
                 arrival.cut_off()
@@ -213,6 +218,7 @@ class GrpcListener:
         self._arrivals.put(arrival)
 
     def _leave(self) -> None:
+        # In a thread of gRPC, when a stream is over, however it ended.
         with self._lock:
             self._streams -= 1
 
@@ -225,8 +231,10 @@ class GrpcListener:
             self._secret, binding=_binding(self._place, self._tls), peer=peer
         )
         try:
+            # First: TLS lets in every certificate of the authority, a server's too.
             names: Any = arrival.context.auth_context().get(_NAMES, ())
             check_client(names, peer=peer)
+            # Two threads of ours: gRPC's pool of two would be taken by two strangers.
             start_reader(_chunks_of(arrival.requests), incoming, outgoing)
             start_writer(outgoing, arrival.send)
             admit_client(
@@ -238,6 +246,8 @@ class GrpcListener:
         except BaseException as failure:
             incoming.stop()
             outgoing.finish()
+            # A refusal may leave before the stream is cut; a stranger who does not read
+            # has until the end of its handshake.
             left_s = max(deadline - time.monotonic(), _REFUSAL_S)
             if not handshake.refusal or not outgoing.wait_drained(left_s):
                 arrival.cut_off()

@@ -57,6 +57,7 @@ class CommonBody:
         size = size_class(layout.num_bytes)
         self.memory = _used_again(spare, size) or CommonMemory(size)
         self.num_bytes = layout.num_bytes
+        # Written before any frame names it, by this thread alone: no lock.
         copy_body(layout, self.memory.memory)
         weakref.finalize(self, _put_aside, spare, self.memory).atexit = False
 
@@ -92,6 +93,7 @@ def copy_body(layout: BufferLayout, memory: memoryview) -> None:
 
 def _used_again(spare: list[CommonMemory], size: int) -> CommonMemory | None:
     """Return memory of that size that no receiver sees any more."""
+    # A copy: other threads append and remove meanwhile.
     for memory in [*spare]:
         if memory.num_bytes == size and memory.is_free():
             with contextlib.suppress(ValueError):  # another thread was quicker

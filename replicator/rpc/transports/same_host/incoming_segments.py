@@ -39,6 +39,7 @@ class IncomingSegments:
         self._max_bytes = max_bytes
         self._board = memoryview(board).cast("I")
         self._fetch = fetch
+        # Of the thread that receives; `_release` touches the loans of a segment only.
         self._segments: dict[int, _Mapped] = {}
 
     def attach(self, number: int, size: int, descriptor: int) -> None:
@@ -54,6 +55,7 @@ class IncomingSegments:
                 f"Shared memory must be at most {self._max_bytes} bytes in all, got "
                 f"{size} more to {mapped}. Use the same `MessageLimits` at both ends."
             )
+        # To read only, and of a size that the kernel confirms.
         try:
             self._segments[number] = _Mapped(map_sealed(descriptor, size), {})
         except OSError as error:
@@ -65,6 +67,7 @@ class IncomingSegments:
         Raises:
           DecodeError: The number is unknown, or the segment is in use.
         """
+        # Memory with arrays in use stays mapped by them, whatever the sender does.
         segment = self._segments.pop(number, None)
         if segment is None or segment.loans:
             raise DecodeError(
@@ -81,6 +84,7 @@ class IncomingSegments:
             broke the protocol otherwise.
         """
         number, offset, slot, uses = where
+        # Only then: an attach was sent before the first frame that names the segment.
         segment = self._segments.get(number)
         if segment is None:
             self._fetch()
@@ -95,6 +99,7 @@ class IncomingSegments:
                 f"got {num_bytes} at {offset}."
             )
         board = self._board
+        # A sender that reuses a slot too early could change arrays under their users.
         if slot in loans or slot >= len(board):
             raise DecodeError("Shared memory was sent again that is still in use.")
         owner = _frombuffer(memory, _uint8, num_bytes, offset)

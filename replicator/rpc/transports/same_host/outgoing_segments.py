@@ -29,14 +29,14 @@ class Segment:
     """Memory of this process: cut into slots of one size, or common, and lent whole.
 
     Attributes:
-      number: Its name for the receiver; never used again.
-      descriptor: Of the memory file.
-      num_bytes: Its size.
+      number: Name for the receiver; never used again.
+      descriptor: Descriptor of the memory file.
+      num_bytes: Size in bytes.
       memory: All of it, to write to; none if it is common.
-      slot_bytes: How large a slot is; `_COMMON_SLOTS` if it is common.
-      made: How many slots the system was asked for so far.
-      lent: How many messages that the receiver has not released lie in it.
-      common: What it is, if it is common, as long as anything may be sent in it.
+      slot_bytes: Size of a slot; `_COMMON_SLOTS` if it is common.
+      made: Number of slots that have memory so far.
+      lent: Number of messages in it that the receiver has not released.
+      common: Reference to common memory, as long as anything may be sent in it.
     """
 
     number: int
@@ -57,6 +57,7 @@ class Segment:
         """
         size = slot_bytes * num_slots
         descriptor, mapped = make_sealed(size)
+        # The descriptor is kept to be sent, and for `make_slot`.
         return cls(number, descriptor, size, memoryview(mapped), slot_bytes)
 
     def make_slot(self) -> int | None:
@@ -87,11 +88,11 @@ class Slot:
     """Room for the body of one message.
 
     Attributes:
-      segment: Where it lies.
-      offset: Where in that.
-      memory: Its bytes, to write to.
-      number: Its place on the receiver's board.
-      uses: How often that place has been used; modulo 2^32.
+      segment: Segment that holds it.
+      offset: Offset in the segment.
+      memory: Bytes, to write to.
+      number: Place on the receiver's board.
+      uses: Number of uses of that place, modulo 2^32.
     """
 
     segment: Segment
@@ -141,8 +142,8 @@ class OutgoingSegments:
         """Return a free slot; the last one if it is, as it may be in a cache.
 
         Args:
-          num_bytes: Of the body.
-          common: Where the body lies already, if it does: that is lent once more.
+          num_bytes: Number of bytes of the body.
+          common: Common memory that holds the body already; it is lent once more.
 
         Returns:
           The slot; None: no segment has one or room for one more, or the receiver has
@@ -153,6 +154,7 @@ class OutgoingSegments:
         """
         if common is not None:
             return self._take_common(common)
+        # The lock of `SharedMemory` is held in all of this class but `has_released`.
         size = size_class(num_bytes)
         last = self._last.get(size)
         # Equal: the receiver has released this very use, and looks at it no more.
@@ -256,6 +258,7 @@ class OutgoingSegments:
                     common.is_spoilt = True
                 common.segments.pop(self, None)
             segment.close()
+        # Arrays of the receiver stay mapped: it alone decides when they die.
         for table in (self._segments, self._free, self._last, self._lent):
             table.clear()
         self._board, self._board_array = _NO_BOARD, np.frombuffer(_NO_BOARD, np.uint32)
@@ -267,6 +270,7 @@ class OutgoingSegments:
         segment = common.segments.get(self)
         if segment is None:
             return None
+        # Each loan has a place on the board of its own: receivers release one by one.
         if not self._free_numbers:
             self._find_released()
         if not self._has_number():
@@ -297,6 +301,7 @@ class OutgoingSegments:
 
     def _lend(self, slot: Slot, size: int) -> Slot:
         number = slot.number
+        # A new use: what the receiver wrote for the last one no longer counts.
         slot.uses = self._uses[number] = (slot.uses + 1) & 0xFFFFFFFF
         if number not in self._lent:
             slot.segment.lent += 1
@@ -311,7 +316,7 @@ class OutgoingSegments:
                 if self._board[number] == slot.uses:
                     self._set_free(slot)
             return
-        # Of thousands that somebody keeps, a loop would take longer than the copy.
+        # For thousands of kept slots a loop would take longer than the copy.
         uses = np.frombuffer(self._uses, np.uint32)
         is_released = self._board_array[: len(uses)] == uses
         is_released &= np.frombuffer(self._is_lent, np.bool_)

@@ -35,6 +35,7 @@ def make_sealed(size: int, *, is_common: bool = False) -> tuple[int, mmap.mmap]:
       OSError: The system has no memory, or no descriptor, for it; or it cannot keep
         others from writing, and it is common.
     """
+    # Without a name: when all processes that have mapped it are dead, it is gone.
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     descriptor = os.memfd_create("replicator-rpc", flags)
     try:
@@ -65,6 +66,7 @@ def map_sealed(descriptor: int, size: int) -> mmap.mmap:
         raise DecodeError("Shared memory must be a memory file, got another.") from None
     if ~seals & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
         raise DecodeError("Shared memory must be sealed, got one that may shrink.")
+    # After the seals were checked, so that it stays true.
     found = os.fstat(descriptor).st_size
     if found != size:
         raise DecodeError(f"Shared memory must be of {size} bytes, got {found}.")

@@ -6,7 +6,7 @@ neither end can shrink one under the other (a SIGBUS), grow it, or, for the rece
 map it to write. It cuts each into *slots* of one size, copies the body of a message
 into a free slot, and sends the segment's number and the slot's place.
 
-Who may reuse a slot, and when: the sender alone, after the receiver has *released* it.
+Only the sender may reuse a slot, after the receiver has *released* it.
 The receiver does so when the last array, view or payload of the message has died (each
 keeps one owner object alive; a weak reference to it tells), in whatever thread that
 happens. Until then the sender does not touch the slot. A segment all of whose slots are
@@ -104,8 +104,8 @@ class SharedMemory:
         self._has_warned = False
         self._is_closed = False
         # Guards `_outgoing` and sends on the channel; `_incoming` belongs to the thread
-        # that reads. Taken with no other lock held but the `EncodedOnce`'s. Nothing
-        # waits for the other end under it: sends on the channel do not wait.
+        # that reads. Taken with no other lock of ours held. Nothing waits for the other
+        # end under it: sends on the channel do not wait.
         self._lock = threading.Lock()
         self._unsent_detaches: deque[int] = deque()
 
@@ -140,6 +140,8 @@ class SharedMemory:
 
     def take_back(self, where: Where) -> None:
         """Free what `place` returned: the message was not sent."""
+        # Bounded, as in `_slot`; a slot that is not taken back is lost for this
+        # connection, no more.
         if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
             try:
                 self._outgoing.take_back(where)
@@ -162,6 +164,7 @@ class SharedMemory:
 
     def drop_after_fork(self) -> None:
         """Close a forked child's descriptors, and release nothing; see `forks`."""
+        # No lock is taken: a thread of the parent may have held it.
         self._is_closed = True
         # First: arrays that die in this process must write nothing on the board, which
         # is the parent's as well.
@@ -180,6 +183,7 @@ class SharedMemory:
         except OSError as error:
             slot, reason = None, f"the system has none ({error})"
         finally:
+            # `close` does not wait for the lock: the holder closes in its place.
             if self._is_closed:
                 self._close_all()
             self._lock.release()
@@ -200,6 +204,7 @@ class SharedMemory:
             )
 
     def _found(self, num_bytes: int, common: CommonMemory | None) -> Slot | None:
+        # With the lock held. First what is free, then what can be dropped, then new.
         outgoing = self._outgoing
         if slot := outgoing.take(num_bytes, common):
             return slot
@@ -222,6 +227,8 @@ class SharedMemory:
         if segment is None:
             return False
         try:
+            # Before any frame names it, on a socket of its own, where the receiver
+            # looks when it meets an unknown number.
             text = _ATTACH.pack(b"A", segment.number, segment.num_bytes)
             flags = socket.MSG_DONTWAIT
             socket.send_fds(self._channel, [text], [segment.descriptor], flags)
@@ -245,6 +252,7 @@ class SharedMemory:
                     return
                 self._take_note(text, descriptors)
             finally:
+                # A mapping keeps the memory; the descriptor is not needed any more.
                 for descriptor in descriptors:
                     os.close(descriptor)
 

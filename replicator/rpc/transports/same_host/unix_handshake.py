@@ -1,4 +1,4 @@
-"""Make a connection of a socket: who is there, who knows the secret, what is shared.
+"""Make a connection of a socket: check user and secret, agree on shared memory.
 
 All of it happens within `HANDSHAKE_TIMEOUT_S`, `PRESSED_S` while others wait for their
 turn at the server, in messages of fixed size.
@@ -82,6 +82,7 @@ def meet_client(
     """
     try:
         peer = f"a client of {address}{_process(sock)}"
+        # By the kernel, before anything is read: other users cost us nothing.
         _check_same_user(sock, peer)
         handshake = ServerHandshake(secret, binding=_BINDING, peer=peer)
         late, bound_s = AuthenticationError, HANDSHAKE_TIMEOUT_S
@@ -143,7 +144,7 @@ class _Exchange:
 
     Attributes:
       peer: The other end, for errors.
-      descriptors: What came with the messages, and is still this object's to close.
+      descriptors: Received descriptors that this object has to close.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class _Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Also those that an attacker sent along: none outlives the handshake.
         while self.descriptors:
             os.close(self.descriptors.pop())
 
@@ -244,6 +246,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int] | None:
     """Return process and user at the other end, where the system reports them."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
+    # Of the moment at which the socket was connected; a process cannot change them.
     size = _PEER_CREDENTIALS.size
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     process, user, _ = _PEER_CREDENTIALS.unpack(found)
@@ -257,11 +260,13 @@ def _offer(exchange: _Exchange, receive_bytes: int) -> SharedMemory | None:
         exchange.send(_SHARING.pack(0))
         exchange.receive(_SHARING.size)
         return None
+    # Packets: each carries one segment with its descriptor, and none is read in part.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         with theirs:
             message = _SHARING.pack(receive_bytes)
             exchange.send(message, theirs.fileno(), exchange.descriptors[0])
+        # More descriptors than that are closed by the kernel.
         message = exchange.receive(_SHARING.size, most_descriptors=1)
         accepted = _SHARING.unpack(message)[0]
         if not accepted or len(exchange.descriptors) != 2:
@@ -334,6 +339,7 @@ def _shared(
 ) -> SharedMemory:
     channel.setblocking(True)  # each call passes MSG_DONTWAIT itself
     try:
+        # To read only. Size and seals are the kernel's answer, not the peer's.
         peers_board = map_sealed(exchange.descriptors[1], BOARD_BYTES)
     except (DecodeError, OSError) as error:
         raise ConnectionLostError(f"{exchange.peer} cannot share: {error}") from error
@@ -354,6 +360,7 @@ def _connection(
     encoding: Encoding,
     shared: SharedMemory | None,
 ) -> UnixConnection:
+    # From here on the connection owns the socket: no other code may close it.
     sock.settimeout(None)  # a timeout would cost a `poll` for each call
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return UnixConnection(sock, peer=peer, encoding=encoding, shared=shared)

@@ -62,6 +62,7 @@ class UnixListener:
         self._encoding = encoding
         self._owns_directory = owns_directory
         self._is_closed = False
+        # Taken first: with it, no other process removes or binds the path.
         self._lock = _PathLock(path)
         try:
             _remove_stale_socket(path)
@@ -111,6 +112,7 @@ class UnixListener:
         """Stop listening, and remove the socket. May be called twice."""
         if self._is_closed:
             return
+        # Read by `accept`, which the waker wakes below.
         self._is_closed = True
         # While its lock is held: later the path may be another server's.
         with contextlib.suppress(FileNotFoundError):
@@ -128,6 +130,7 @@ class UnixListener:
 
         A child that kept them would hold the path after its parent's death.
         """
+        # Without `accept`'s lock: a thread of the parent may have held it.
         if not self._is_closed:
             self._is_closed = True
             self._lock.drop_after_fork()
@@ -165,6 +168,7 @@ class UnixListener:
             for _ in range(_BACKLOG):
                 with self._socket.accept()[0] as sock:
                     sock.send(NO_ROOM, socket.MSG_DONTWAIT)
+        # Kept again for the next time, if there is a descriptor by now.
         with contextlib.suppress(OSError):  # another thread took it
             self._spare = socket.socket(socket.AF_UNIX)
 
@@ -185,6 +189,7 @@ class _PathLock:
         while True:
             descriptor = os.open(self._path, flags, 0o600)
             try:
+                # Of the open file: the kernel frees it when its process dies.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 owner = os.read(descriptor, 32).decode(errors="replace").strip()
@@ -239,6 +244,7 @@ def _bound_socket(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)  # a client may be gone between `select` and `accept`
+        # The directory is this user's alone, so no other connects before the `chmod`.
         sock.bind(path)
         os.chmod(path, 0o600)
         sock.listen(_BACKLOG)

@@ -84,8 +84,8 @@ class UnixConnection:
         self._unread = UnreadBytes(sock, peer=peer)
         # Held over a whole frame, also while waiting for room, so that frames do not
         # mix; and while the socket is closed, so that none is closed under a `send`.
-        # The lock of shared memory is released before. Whoever holds it may be stopped
-        # by the kernel for as long as the other end does not read.
+        # The lock of shared memory is released before. Its holder may wait for room,
+        # until its deadline.
         self._send_lock = threading.Lock()
         self._send = sock.send
         self._receive_into = sock.recv_into
@@ -96,9 +96,12 @@ class UnixConnection:
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         self._waits = AdaptiveSpin(poller.poll)
+        # Written by the reading thread, and by `close` of any thread; each writes its
+        # own flag, then reads the other's, so that one of the two closes the socket.
         self._is_receiving = False
         self._is_closed = False
         self._reason = ""
+        # Of the reading thread alone.
         self._wait: int | None = None  # what the socket has, as a power of two
         self._bounded_s: float | None = None  # what it was set for
         open_shared = refuse_shared if shared is None else shared.open
@@ -140,6 +143,7 @@ class UnixConnection:
             self._is_receiving = False
             if self._is_closed:
                 self._close_when_idle()
+        # Decoded in the thread that takes the payload.
         kind, call_id, head, body = frame
         payload = EncodedPayload(head, body, self._encoding)
         return _new_tuple(Message, (kind, call_id, payload))
@@ -163,6 +167,7 @@ class UnixConnection:
 
     def drop_after_fork(self) -> None:
         """Close a forked child's descriptors; its parent goes on. See `forks`."""
+        # No lock is taken: a thread of the parent may have held it.
         self._reason = self._reason or "is for the process that this was forked from"
         self._is_closed = True
         self._socket.close()  # no `shutdown`, which would be for both
@@ -215,6 +220,7 @@ class UnixConnection:
 
     def _read(self, flags: int) -> MessageFrame | None:
         """Receive once; return the frame that is whole now, if one is."""
+        # The holder of the right to read alone is here: no lock.
         reader = self._reader
         target = reader.target
         into = self._received if target is None else target
@@ -224,6 +230,7 @@ class UnixConnection:
             return None
         except OSError as error:
             raise self._lost(f"is gone ({error})") from error
+        # The kernel closes the socket of a process that dies, however it dies.
         if not num_bytes:
             raise self._ended()
         if target is None:
@@ -284,6 +291,7 @@ class UnixConnection:
                 frame = frame_with_shared_body(
                     kind, call_id, head, num_bytes=num_bytes, where=where
                 )
+                # The slot is the receiver's once the frame is sent; else it is ours.
                 try:
                     self._send_bytes(frame, timeout_s)
                 except BaseException:
@@ -298,6 +306,7 @@ class UnixConnection:
 
     def _send_bytes(self, frame: Buffer, timeout_s: float | None) -> None:
         """Send a frame: nearly always with one call that does not wait."""
+        # Without waiting: nearly always no other thread sends.
         lock = self._send_lock
         if not lock.acquire(False):
             self._send_parts([frame], timeout_s)
@@ -334,6 +343,7 @@ class UnixConnection:
 
     def _send_rest(self, parts: list[Buffer], deadline: float, is_begun: bool) -> None:
         """Send what is left of a frame, with the lock held."""
+        # Arrays are sent from where they lie; the kernel copies them.
         views = deque(memoryview(part) for part in parts)
         try:
             while views:

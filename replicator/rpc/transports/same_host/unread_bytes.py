@@ -34,6 +34,7 @@ class UnreadBytes:
         """
         self._socket = sock
         self._peer = peer
+        # Without a lock, by any thread that sends: see `add`.
         self._num_bytes = 0
 
     def add(self, num_bytes: int, *, timeout_s: float | None) -> None:
