@@ -1,4 +1,4 @@
-"""One node that runs the policy for many actors, in batches: on an accelerator, say.
+"""One node that runs the policy for many actors in batches, as on an accelerator.
 
     actor ── act(observation [n], first, core, key, place) ──┐
     actor ── act(...) ───────────────────────────────────────┤  up to `batch_size` calls
