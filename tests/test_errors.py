@@ -1109,7 +1109,7 @@ ROWS = [
         "microbatches, got a difference of 5.0e-01 of its norm at step 0 (1.1e-05 "
         "is allowed). Look for sums over examples, `replica_id`, per-replica norm, or "
         "a "
-        "loss that is no mean.",
+        "loss that is not a mean.",
     ),
     Row(
         "A step that the compiler cuts wrongly",
@@ -1522,8 +1522,8 @@ ROWS = [
             checkpoint_dir=folder(),
         ),
         ArgumentError,
-        "`Remembering.state_dict` must return plain JSON, got what is not: Object of "
-        "type ndarray is not JSON serializable. Return finite numbers, words, lists "
+        "`Remembering.state_dict` must return plain JSON, got another value: Object of "
+        "type ndarray is not JSON serializable. Return finite numbers, strings, lists "
         "and dicts of them.",
     ),
     Row(

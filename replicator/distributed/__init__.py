@@ -1,4 +1,4 @@
-"""Many processes as one run: find each other, agree, say when one is missing."""
+"""Many processes as one run: join, agree, and name processes that are missing."""
 
 from replicator.distributed.agreement import any_process, barrier, exchange
 from replicator.distributed.clusters import Cluster

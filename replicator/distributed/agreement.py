@@ -2,7 +2,7 @@
 
 Host-side only, over the coordination service's key-value store: nothing is compiled and
 no device waits. Each process stores its value, waits at a barrier, and reads all. The
-barrier fails in all processes alike, so they also agree that somebody is missing.
+barrier fails in all processes alike, so they also agree that one is missing.
 
 With one process each function answers at once.
 """
@@ -34,32 +34,32 @@ from replicator.errors import (
 Json: TypeAlias = (
     "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 )
-"""What JSON can hold: what processes may tell each other."""
+"""Values that processes may exchange: those of JSON."""
 
 DEFAULT_TIMEOUT_S = 600.0
 
 _ROOT = "replicator/agreement/"
-# The service looks for barriers that ran out once a second; only if it is gone itself
-# does our own bound end the wait.
+# The service checks once a second for barriers that timed out; our own bound ends the
+# wait only if the service itself is gone.
 _SERVICE_GRACE_S = 10.0
 
 _calls: Counter[str] = Counter()
-# Of `_calls`; not held while a call waits. Two threads may exchange at a time, under
-# names of their own: the loop's, and the one that saves.
+# Guards `_calls`; not held while a call waits. Two threads may exchange at a time,
+# under names of their own: the loop's, and the one that saves.
 _calls_lock = threading.Lock()
 
 
 def exchange(
     name: str, value: Json, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[PyTree]:
-    """Return what every process said under `name`, in process order.
+    """Return the value of every process under `name`, in process order.
 
     All processes must call it with the same names in the same order.
 
     Args:
-      name: What is being agreed on: letters, digits and `_ . / -`.
-      value: This process's word, small and of JSON's types; tuples become lists.
-      timeout_s: How long to wait for the others.
+      name: Name of the exchange: letters, digits and `_ . / -`.
+      value: Value of this process, small and of JSON's types; tuples become lists.
+      timeout_s: Longest wait for the others.
 
     Returns:
       One value per process; `[value]` where there is one process.
@@ -72,40 +72,40 @@ def exchange(
     >>> exchange("newest-step", 40)
     [40]
     """
-    word = _encode(name, value)
+    encoded = _encode(name, value)
     check_number("timeout_s", timeout_s)
     client = coordination_client()
     if client is None:
-        return [json.loads(word)]
+        return [json.loads(encoded)]
     with _calls_lock:
         _calls[name] += 1
         call = _calls[name]
-    return _exchange(client, name, call, word, timeout_s)
+    return _exchange(client, name, call, encoded, timeout_s)
 
 
 def any_process(name: str, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
     """Return whether `flag` is true in any process; the same answer in all.
 
     Args:
-      name: What is asked, as in `exchange`.
-      flag: This process's answer.
+      name: Name of the exchange, as in `exchange`.
+      flag: Flag of this process.
       timeout_s: How long to wait for the others.
 
     Raises:
       DistributedTimeoutError: A process did not come in time; says which.
       DistributedError: The coordination service failed otherwise.
 
-    >>> any_process("out-of-data", False)  # True on all if one says so
+    >>> any_process("out-of-data", False)  # True on all if it is True on one
     False
     """
     return any(exchange(name, bool(flag), timeout_s=timeout_s))
 
 
 def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Wait until every process has come here.
+    """Wait until every process has called it.
 
     Args:
-      name: What is waited for, as in `exchange`.
+      name: Name of the barrier, as in `exchange`.
       timeout_s: How long to wait for the others.
 
     Raises:
@@ -117,18 +117,18 @@ def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     exchange(name, None, timeout_s=timeout_s)
 
 
-def first_odd(words: Sequence[Json]) -> tuple[int, int] | None:
-    """Return a process that said another thing than most, and one of those.
+def first_odd(values: Sequence[Json]) -> tuple[int, int] | None:
+    """Return a process whose value differs from most, and one of those.
 
     Args:
-      words: What each process said.
+      values: Value of each process.
 
     >>> first_odd([3, 3, 4])
     (2, 0)
     """
-    common = max(words, key=words.count)
-    odd = [process for process, word in enumerate(words) if word != common]
-    return (odd[0], words.index(common)) if odd else None
+    common = max(values, key=values.count)
+    odd = [process for process, value in enumerate(values) if value != common]
+    return (odd[0], values.index(common)) if odd else None
 
 
 def _encode(name: str, value: Json) -> str:
@@ -148,27 +148,27 @@ def _encode(name: str, value: Json) -> str:
 
 
 def _exchange(
-    client: CoordinationClient, name: str, call: int, word: str, timeout_s: float
+    client: CoordinationClient, name: str, call: int, encoded: str, timeout_s: float
 ) -> list[PyTree]:
     own = process_index()
     # "#" is in no name: a name's keys are never below another name's.
     directory = f"{_ROOT}{name}#{call}/"
     try:
-        client.key_value_set(f"{directory}{own}", word)
+        client.key_value_set(f"{directory}{own}", encoded)
         _wait_for_all(client, f"{_ROOT}{name}", timeout_s)
-        said = _read(client, directory)
+        values = _read(client, directory)
         if call > 1:
-            # All have entered this call, so all have read what the last one said.
+            # All have entered this call, so all have read the values of the last one.
             client.key_value_delete(f"{_ROOT}{name}#{call - 1}/{own}")
     except (ServiceError, TimeoutError) as error:
         raise _explain(client, name, directory, timeout_s, error) from error
-    return [json.loads(said[process]) for process in range(process_count())]
+    return [json.loads(values[process]) for process in range(process_count())]
 
 
 def _wait_for_all(
     client: CoordinationClient, barrier_id: str, timeout_s: float
 ) -> None:
-    """Wait at a barrier in a thread: the caller still gets its signals."""
+    """Wait at a barrier in a thread: the caller still handles signals."""
     failures: list[Exception] = []
     done = threading.Event()
 
@@ -180,6 +180,7 @@ def _wait_for_all(
         finally:
             done.set()
 
+    # Ends with the barrier; a daemon, as a service that is gone never ends it.
     threading.Thread(target=wait, name="replicator-agreement", daemon=True).start()
     if not done.wait(timeout_s + _SERVICE_GRACE_S):
         raise TimeoutError("the coordination service does not answer")
@@ -188,7 +189,7 @@ def _wait_for_all(
 
 
 def _read(client: CoordinationClient, directory: str) -> dict[int, str]:
-    """Read what was said in one call, by process."""
+    """Return the values of one call, by process."""
     pairs = client.key_value_dir_get(directory)
     return {int(key.rpartition("/")[2]): value for key, value in pairs}
 
@@ -200,15 +201,15 @@ def _explain(
     timeout_s: float,
     error: Exception,
 ) -> DistributedError:
-    """Say who is missing, and where else they wait if they do."""
+    """Return an error that names missing processes, and the call where they wait."""
     if isinstance(error, TimeoutError):
         return DistributedTimeoutError(
             f"`{name}` must be agreed on by all processes, but process 0, which "
             f"serves it, did not answer for {timeout_s:g} s. See why it stands."
         )
     try:
-        said = _read(client, directory)
-        missing = [p for p in range(process_count()) if p not in said]
+        arrived = _read(client, directory)
+        missing = [p for p in range(process_count()) if p not in arrived]
         elsewhere = _waiting_elsewhere(client, directory, missing)
         names = describe_processes(missing)
     except ServiceError:
@@ -233,7 +234,7 @@ def _explain(
 def _waiting_elsewhere(
     client: CoordinationClient, directory: str, missing: list[int]
 ) -> str:
-    """Say under which other name missing processes wait, the usual bug."""
+    """Name the other call at which a missing process waits, the usual bug."""
     came: dict[str, set[int]] = {}
     for key, _ in client.key_value_dir_get(_ROOT):
         call, _, process = key.rpartition("/")

@@ -1,4 +1,4 @@
-"""A group of processes as data, and the address that its processes meet at.
+"""A group of processes as data, and the address that its processes join at.
 
 How it is found in the environment: `launchers/`.
 """
@@ -11,15 +11,20 @@ from replicator.errors import ArgumentError, check_text, check_whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A group of processes, and which of them this one is.
+    """A group of processes, and the number of this one.
 
     Attributes:
-      kind: What it was found by: a name in `DETECTORS`, "arguments" of `initialize`, or
+      kind: Source of the group: a name in `DETECTORS`, "arguments" of `initialize`, or
         "jax" for a group that JAX's own `initialize` made.
       coordinator: `host:port` on which process 0 serves the group.
-      num_processes: How many processes the group has.
-      process_id: Which one this is, from 0.
-      local_devices: Which of the host's accelerators are this process's; None for all.
+      num_processes: Number of processes in the group.
+      process_id: Number of this process, from 0.
+      local_devices: Numbers of the host's accelerators for this process; None for all.
+
+    >>> group = Cluster(kind="arguments", coordinator="10.0.0.1:8482",
+    ...                 num_processes=4, process_id=2)
+    >>> group.host, group.port
+    ('10.0.0.1', 8482)
     """
 
     kind: str
@@ -36,7 +41,7 @@ class Cluster:
         if self.num_processes < 1:
             raise ArgumentError(
                 f"`num_processes` must be at least 1, got {self.num_processes} "
-                f"(from {self.kind}). Say how many processes the group has."
+                f"(from {self.kind}). Give the number of processes in the group."
             )
         if not 0 <= self.process_id < self.num_processes:
             raise ArgumentError(
@@ -65,19 +70,27 @@ def as_environment(cluster: Cluster) -> dict[str, str]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Write `host:port`; an IPv6 host in brackets."""
+    """Write `host:port`; an IPv6 host in brackets.
+
+    >>> join_address("10.0.0.1", 80), join_address("::1", 80)
+    ('10.0.0.1:80', '[::1]:80')
+    """
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`, or `[IPv6]:port`, into its two parts."""
+    """Split `host:port`, or `[IPv6]:port`, into its two parts.
+
+    >>> split_address("[::1]:80")
+    ('::1', 80)
+    """
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def check_address(name: str, address: str) -> None:
-    """Refuse what is not `host:port` with a host that names one machine.
+    """Raise unless an address is `host:port` with a host that names one machine.
 
     Raises:
       ArgumentError: It is not.

@@ -1,4 +1,4 @@
-"""JAX's coordination service, behind a protocol: the one file that meets it.
+"""JAX's coordination service, behind a protocol: only this file uses it directly.
 
 `jax.distributed` starts a small server in process 0, and a client of it in each. Both
 are private to JAX (`jax._src.distributed.global_state`; the same in 0.10 and 0.12), and
@@ -14,7 +14,7 @@ from jax._src import xla_bridge
 
 
 class CoordinationClient(Protocol):
-    """What we ask of the service: a store of strings, and barriers."""
+    """Part of the service that is used here: a store of strings, and barriers."""
 
     def key_value_set(
         self, key: str, value: str, allow_overwrite: bool = False
@@ -27,7 +27,7 @@ class CoordinationClient(Protocol):
         ...
 
     def key_value_delete(self, key: str) -> None:
-        """Forget a key."""
+        """Delete a key."""
         ...
 
     def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
@@ -41,12 +41,12 @@ def coordination_client() -> CoordinationClient | None:
 
 
 def process_index() -> int:
-    """Return which process of the group this is, without starting a backend."""
+    """Return the number of this process, without starting a backend."""
     return jax_distributed.global_state.process_id
 
 
 def process_count() -> int:
-    """Return how many processes the group has, without starting a backend."""
+    """Return the number of processes in the group, without starting a backend."""
     return jax_distributed.global_state.num_processes
 
 
@@ -61,4 +61,4 @@ def backend_has_started() -> bool:
 
 
 ServiceError = jax.errors.JaxRuntimeError
-"""What the client raises when a wait runs out, or the service is gone."""
+"""Error of the client if a wait times out, or the service is gone."""

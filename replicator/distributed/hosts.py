@@ -1,7 +1,7 @@
-"""On which host each process runs, so that errors can say where to look.
+"""Host names of all processes, for error messages.
 
-The rendezvous tells every process. A group that met otherwise, by JAX's own
-`initialize`, has no hosts here.
+Each process gets them when the group joins. A group that JAX's own `initialize` made
+has no hosts here.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,16 @@ _hosts: list[str] = []  # by process
 
 
 def note_hosts(hosts: Sequence[str]) -> None:
-    """Remember the host name of each process."""
+    """Store the host name of each process."""
     _hosts[:] = hosts
 
 
 def describe_processes(processes: Sequence[int]) -> str:
-    """Name processes by index and, where known, host: "process 1 (on node-b)"."""
+    """Name processes by index and, where known, host.
+
+    >>> describe_processes([1, 2])
+    'process 1, process 2'
+    """
     return ", ".join(
         f"process {p} (on {_hosts[p]})" if p < len(_hosts) else f"process {p}"
         for p in processes

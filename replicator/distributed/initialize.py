@@ -1,4 +1,4 @@
-"""Make this process one of a group: find the others, meet them, start JAX together."""
+"""Join this process to its group: find the others, meet them, start JAX together."""
 
 import logging
 import os
@@ -51,7 +51,7 @@ def initialize(
     """Join the other processes of this run; all of them must call it.
 
     Call it first, before JAX starts. Without arguments the group is found in the
-    environment, as one of the launchers of `docs/clusters.md` describes it; where none
+    environment, as one of the launchers of `docs/clusters.md` describes it; if none
     does, or there is only one process, nothing happens. Variables that count several
     processes and do not number this one are refused. A group that JAX's own
     `initialize` made is accepted, and so is a second call for the same group.
@@ -65,17 +65,17 @@ def initialize(
 
     Args:
       coordinator: `host:port` that process 0 listens on and all others reach. Given
-        alone it goes with the numbers that the environment holds.
+        alone it is used with the numbers in the environment.
       num_processes: Number of processes in the group.
       process_id: Number of this one, from 0. Given together, with `coordinator`.
-      timeout_s: How long to wait for the others.
-      heartbeat_s: After how many seconds of silence a process counts as dead; all
-        others then abort.
-      insecure: Whether a group of several hosts may go on where this process cannot
-        make certificates.
+      timeout_s: Longest wait for the others.
+      heartbeat_s: Seconds of silence after which a process counts as dead; all others
+        then abort.
+      insecure: Whether a group of several hosts may go on if this process cannot make
+        certificates.
 
     Returns:
-      The group, and which process this is; None where there is no other process.
+      The group, with the number of this process; None if there is no other process.
 
     Raises:
       ArgumentError: An argument or a variable breaks its rule.
@@ -170,7 +170,7 @@ def _join(
     )
     _log.info("process %d of %s", cluster.process_id, hosts)
     configure_cpu()
-    # JAX's own handler swallows SIGTERM: a program that does not ask JAX about it could
+    # JAX's own handler swallows SIGTERM: a program that does not poll JAX for it could
     # only be killed. `run` has a handler of its own.
     jax.config.update("jax_enable_preemption_service", False)
     if cluster.process_id == 0:
@@ -181,9 +181,9 @@ def _join(
             cluster.num_processes,
             cluster.process_id,
             cluster.local_devices,
-            # The group is found: JAX would ask Kubernetes and metadata servers.
+            # The group is known: JAX would query Kubernetes and metadata servers.
             cluster_detection_method="deactivate",
-            # All are here by now; JAX's own wait is only for the last milliseconds.
+            # All have arrived by now; JAX's own wait is only for the last milliseconds.
             initialization_timeout=max(
                 10, round(timeout_s - (time.monotonic() - started_s))
             ),

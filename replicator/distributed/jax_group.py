@@ -1,4 +1,4 @@
-"""The settings that JAX needs in a group, and the groups that JAX itself made.
+"""Settings of JAX in a group, and groups that JAX itself made.
 
 Two processes of several CPU devices each hang over gloo with more than one step in
 flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended and the
@@ -25,7 +25,7 @@ from replicator.errors import DistributedError, TooLateError
 
 
 def configure_cpu() -> None:
-    """Let CPU devices of several processes talk, without the hang that they can have.
+    """Configure collectives of CPU devices of several processes so that none hangs.
 
     Raises:
       TooLateError: JAX uses CPU devices already, with settings under which they hang.
@@ -35,7 +35,7 @@ def configure_cpu() -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         return
-    # This setting, unlike others, is no attribute of `jax.config` (0.10 to 0.12).
+    # This setting, unlike others, is not an attribute of `jax.config` (0.10 to 0.12).
     at_once = jax.config.read("jax_cpu_enable_async_dispatch")  # pyright: ignore
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1 and at_once:
         raise TooLateError(

@@ -1,8 +1,8 @@
-"""A process whose program failed leaves at once, instead of waiting for the others.
+"""Make a process whose program failed exit at once, without waiting for the others.
 
 JAX's exit handler waits at a barrier until every process exits, up to five minutes. But
-the others wait for this one inside a collective: the group stands still, and whoever
-watches it (a launcher, a scheduler) sees no exit. So after an uncaught exception the
+the others wait for this one inside a collective: the group hangs, and its supervisor (a
+launcher, a scheduler) sees no exit. So after an uncaught exception the
 barrier is skipped. A program that ends well still waits there for the others.
 """
 
@@ -42,7 +42,7 @@ def leave_at_once_after_an_exception() -> None:
 
 
 def leave_at_once(code: int) -> None:
-    """Have this process exit with `code`, without JAX's barrier, when it exits."""
+    """Make this process exit with `code`, without JAX's barrier, when it exits."""
     global _exit_code
     _exit_code = code
 
@@ -50,7 +50,7 @@ def leave_at_once(code: int) -> None:
 def _leave() -> None:
     if _exit_code is None:
         return
-    # What handlers of the standard library, which are now skipped, would have done.
+    # The work of handlers of the standard library, which are now skipped.
     for child in multiprocessing.active_children():
         child.terminate()
     logging.shutdown()

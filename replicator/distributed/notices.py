@@ -1,7 +1,7 @@
-"""The board: each process pins what it last said, and nobody waits for anybody.
+"""A shared board: each process publishes its latest value; reads never block.
 
-For threads that look every so often: whether another process hangs, or wants to stop.
-What has to be agreed on, with a wait, is `agreement.exchange`.
+For threads that poll: whether another process hangs, or wants to stop. Agreement with a
+wait is `agreement.exchange`.
 """
 
 import itertools
@@ -27,20 +27,20 @@ class Notices:
     All processes must open their boards in the same order.
 
     Attributes:
-      process: Which of them this one is.
-      count: How many there are.
+      process: Number of this process.
+      count: Number of processes.
     """
 
     def __init__(self) -> None:
         # No lock: the threads of a watchdog and of a `StopAgreement` share a board, and
-        # pin notices of different names.
+        # publish under different names.
         self.process = process_index()
         self.count = process_count()
-        # A run must not read what was pinned for the run before it.
+        # A run must not read the notices of the run before it.
         self._board = f"{_ROOT}{next(_opened)}/"
 
     def publish(self, name: str, value: Json) -> None:
-        """Pin a notice, in place of this process's last one of that name.
+        """Publish a notice, in place of this process's last one of that name.
 
         Raises:
           DistributedError: The coordination service does not answer.
@@ -52,7 +52,7 @@ class Notices:
             raise _lost(failure) from failure
 
     def peek(self, name: str) -> list[PyTree]:
-        """Return the newest notice of each process, None where there is none.
+        """Return the newest notice of each process; None for a process without one.
 
         Raises:
           DistributedError: The coordination service does not answer.
@@ -80,15 +80,15 @@ class OwnNotices(Notices):
 
     def __init__(self) -> None:
         self.process, self.count = 0, 1
-        self._said: dict[str, str] = {}
+        self._published: dict[str, str] = {}
 
     def publish(self, name: str, value: Json) -> None:
-        """Pin a notice."""
-        self._said[name] = json.dumps(value)
+        """Publish a notice."""
+        self._published[name] = json.dumps(value)
 
     def peek(self, name: str) -> list[PyTree]:
         """Return the notice, or None, in a list."""
-        return [json.loads(self._said.get(name, "null"))]
+        return [json.loads(self._published.get(name, "null"))]
 
 
 def open_notices() -> Notices:

@@ -9,18 +9,18 @@ VARIABLE = "REPLICATOR_PROGRESS_FILE"
 
 
 def report_progress(step: int) -> None:
-    """Say that the run can go on from `step`, for example after a checkpoint.
+    """Report that the run can go on from `step`, for example after a checkpoint.
 
-    `replicator launch` gives up a group that dies again and again without a higher
-    number than before. Without a launcher nothing happens.
+    `replicator launch` gives up a group that dies repeatedly without a higher number
+    than before. Without a launcher nothing happens.
 
     Args:
-      step: Updates that are safe.
+      step: Number of updates that are safe.
 
     Raises:
-      ArgumentError: `step` is no whole number.
+      ArgumentError: `step` is not a whole number.
 
-    >>> report_progress(1000)             # what step 1000 made is on the disk
+    >>> report_progress(1000)             # the state of step 1000 is on the disk
     """
     check_whole("step", step)
     path = os.environ.get(VARIABLE)
@@ -32,12 +32,16 @@ def report_progress(step: int) -> None:
         aside.write_text(str(step))
         aside.replace(path)
     except FileNotFoundError:
-        # The launcher, and its folder, are gone: so will be this process.
+        # The launcher, and its folder, are gone: this process ends soon, too.
         return
 
 
 def read_progress(path: Path) -> int | None:
-    """Return what a process reported last; None if it never did."""
+    """Return the last report of a process; None if there is none.
+
+    >>> read_progress(Path("absent")) is None
+    True
+    """
     try:
         return int(path.read_text())
     except (FileNotFoundError, ValueError):

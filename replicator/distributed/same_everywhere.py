@@ -1,4 +1,4 @@
-"""Refuse early, by one exchange, what would differ between the processes of a run.
+"""Compare arguments, program and state of all processes once, by one exchange.
 
 Every process must run the same steps on the same state. One that does not would hang
 the others in a collective, or quietly train another model: so they compare, once.
@@ -22,10 +22,10 @@ from replicator.errors import ArgumentError
 
 
 def require_same_arguments(mesh: Mesh, arguments: Mapping[str, PyTree]) -> None:
-    """Return if all processes were given the same arguments.
+    """Raise unless all processes have the same arguments.
 
     Raises:
-      ArgumentError: One was not; it and the argument are named.
+      ArgumentError: One has others; names it and the argument.
     """
     if spans_processes(mesh):
         _require_same("arguments", json.loads(strict_json(arguments)))
@@ -34,47 +34,47 @@ def require_same_arguments(mesh: Mesh, arguments: Mapping[str, PyTree]) -> None:
 def require_same_program(
     mesh: Mesh, key: Callable[[], str], *, name: str = "step_fn"
 ) -> None:
-    """Return if a function became the same program in all processes.
+    """Raise unless a function became the same program in all processes.
 
     Args:
-      mesh: Of all processes.
-      key: Returns that of the program; asked for where there are several processes.
-      name: Of the function, for errors.
+      mesh: Mesh of all processes.
+      key: Returns the key of the program; called only with several processes.
+      name: Name of the function, for errors.
 
     Raises:
-      ArgumentError: It did not in one, which is named.
+      ArgumentError: It is another program in one process; names it.
     """
     if spans_processes(mesh):
         _require_same("program", {name: key()})
 
 
 def require_same_state(mesh: Mesh, state: PyTree) -> None:
-    """Return if what each process holds whole is equal in all of them.
+    """Raise unless leaves that each process has whole are equal in all of them.
 
     Args:
-      mesh: Of all processes.
+      mesh: Mesh of all processes.
       state: Arrays on devices, or on the host of each.
 
     Raises:
-      ArgumentError: A leaf is not in one process; both are named.
+      ArgumentError: A leaf differs in one process; names both.
     """
     if not spans_processes(mesh):
         return
     found = [(path, leaf) for path, leaf in named_leaves(state) if _is_whole(leaf)]
     sums = _checksums([_own(leaf) for _, leaf in found])
-    words = {
+    leaves = {
         path: f"{describe(leaf)} of checksum {checksum}"
         for (path, leaf), checksum in zip(found, map(int, sums), strict=True)
     }
-    digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()
     if len(set(exchange("same/state", digest))) > 1:
-        _require_same("leaves", words)
+        _require_same("leaves", leaves)
 
 
-def _require_same(what: str, words: Mapping[str, PyTree]) -> None:
-    said = exchange(f"same/{what}", dict(words))
-    for name in dict.fromkeys(name for word in said for name in word):
-        values = [word.get(name) for word in said]
+def _require_same(kind: str, own: Mapping[str, PyTree]) -> None:
+    found = exchange(f"same/{kind}", dict(own))
+    for name in dict.fromkeys(name for each in found for name in each):
+        values = [each.get(name) for each in found]
         if odd := first_odd(values):
             process, other = odd
             raise ArgumentError(
@@ -98,7 +98,7 @@ def _own(leaf: PyTree) -> PyTree:
 
 @jax.jit
 def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Add up the bits of each leaf, mixed with where they stand."""
+    """Add up the bits of each leaf, mixed with their positions."""
     return [_checksum(leaf) for leaf in leaves]
 
 
@@ -109,8 +109,8 @@ def _checksum(leaf: jax.Array) -> jax.Array:
         leaf = jnp.stack([leaf.real, leaf.imag])
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         width = leaf.dtype.itemsize
-        words = {1: jnp.uint8, 2: jnp.uint16}.get(width, jnp.uint32)
-        leaf = lax.bitcast_convert_type(leaf, words)
+        unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(width, jnp.uint32)
+        leaf = lax.bitcast_convert_type(leaf, unsigned)
     bits = leaf.astype(jnp.uint32).ravel()
     # Mixed as MurmurHash3 ends: sums of products alone are 0 for ones as for zeros.
     mixed = bits ^ (lax.iota(jnp.uint32, bits.size) * jnp.uint32(0x9E3779B9))

@@ -1,4 +1,4 @@
-"""Do something every so many steps or seconds: write, report, call back.
+"""Hooks of a run, called every so many steps or seconds: write, report, call back.
 
 >>> from replicator import hooks
 >>> show = hooks.Callback(lambda event: print(event.metrics), hooks.every(n_steps=100))

@@ -1,4 +1,4 @@
-"""Call a function of the user's when it is due."""
+"""Call a function of the user on a schedule."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ class Callback(Scheduled, Hook):
     """Call `fn(event)` with a step's metrics.
 
     Args:
-      fn: Takes a `MetricsEvent`; what it raises ends the run.
-      when: At which steps; they are met exactly.
+      fn: Takes a `MetricsEvent`; its error ends the run.
+      when: Schedule; its steps are met exactly.
 
     Raises:
-      ArgumentError: `fn` is no function of an event, or `when` no schedule.
+      ArgumentError: `fn` is not a function of an event, or `when` not a schedule.
     """
 
     def __init__(self, fn: Callable[[MetricsEvent], None], when: Every):
@@ -33,12 +33,12 @@ class StateCallback(Scheduled, Hook):
     """Call `fn(event)` with a step's state, before the next step is dispatched.
 
     Args:
-      fn: Takes a `StateEvent`; what it raises ends the run.
-      when: At which steps. If a call makes several steps only the state after the last
+      fn: Takes a `StateEvent`; its error ends the run.
+      when: Schedule. If a call makes several steps only the state after the last
         of them exists: then the first call that reaches a due step counts.
 
     Raises:
-      ArgumentError: `fn` is no function of an event, or `when` no schedule.
+      ArgumentError: `fn` is not a function of an event, or `when` not a schedule.
     """
 
     def __init__(self, fn: Callable[[StateEvent], None], when: Every):

@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 def hook_states(hooks: Sequence[Hook]) -> list[list[Any]]:
-    """Return the name and the state of each hook, and whether the user made it.
+    """Return the name and the state of each hook, and whether it is the user's.
 
     Raises:
-      ArgumentError: A state is no plain JSON; the hook is named.
+      ArgumentError: A state is not plain JSON; names the hook.
     """
     return [[_name(hook), _state(hook), _is_users(hook)] for hook in hooks]
 
@@ -27,21 +27,21 @@ def _state(hook: Hook) -> Any:
         return json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError) as failure:
         raise ArgumentError(
-            f"`{_name(hook)}.state_dict` must return plain JSON, got what is not: "
-            f"{failure}. Return finite numbers, words, lists and dicts of them."
+            f"`{_name(hook)}.state_dict` must return plain JSON, got another value: "
+            f"{failure}. Return finite numbers, strings, lists and dicts of them."
         ) from failure
 
 
 def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:
-    """Give each hook the state that the same one of its type had; name the others.
+    """Load into each hook the state of the same one of its type; log the others.
 
     Args:
-      hooks: Those of the run that goes on.
-      saved: From `hook_states`, of the run that was saved; nothing for a new one.
+      hooks: Hooks of the run that goes on.
+      saved: `hook_states` of the saved run; empty for a new one.
     """
     left = [(name, state, users) for name, state, *users in saved]
     for hook in hooks:
-        # A hook of the user's is none of the run's own; before 0.3 nobody said which.
+        # A hook of the user is not one of the run's own; before 0.3 this was not saved.
         same = ([], [_is_users(hook)])
         of_kind = [each for each in left if each[0] == _name(hook) and each[2] in same]
         if of_kind:
@@ -55,7 +55,7 @@ def load_hooks(hooks: Sequence[Hook], saved: Sequence[Any]) -> None:
     for name, state, _ in left:
         if state is not None:
             _log.warning(
-                "The run was saved with a `%s` that it has no more: its state is lost.",
+                "The run was saved with a `%s` that it now lacks: its state is lost.",
                 name,
             )
 

@@ -1,4 +1,4 @@
-"""Write and show the numbers of steps when they are due."""
+"""Hooks that write and show the numbers of steps on a schedule."""
 
 from replicator.hooks.protocol import Hook, MetricsEvent, StateEvent
 from replicator.hooks.schedule import Every, Scheduled, Trigger, every
@@ -7,13 +7,13 @@ from replicator.writers.writer import Writer, check_writer, named_numbers
 
 
 class WriteMetrics(Scheduled, Hook):
-    """Write a step's numbers, and with them the rates, as `progress/...`.
+    """Write a step's numbers, and the rates as `progress/...`.
 
     The last step of a run is written, too. The writer is closed with the run.
 
     Args:
-      writer: Where to.
-      when: At which steps; they are met exactly.
+      writer: Writer of the numbers.
+      when: Schedule; its steps are met exactly.
     """
 
     def __init__(self, writer: Writer, when: Every | None = None):
@@ -55,11 +55,11 @@ class WriteMetrics(Scheduled, Hook):
 
 
 class Report(Hook):
-    """Show the first step, the last, and in between as often as the display can use.
+    """Show the first step, the last, and those between at the display's interval.
 
     Args:
-      display: Where to; see `replicator.monitoring.display.make_display`.
-      when: At which steps; the display's own interval by default.
+      display: See `replicator.monitoring.display.make_display`.
+      when: Schedule; the display's own interval by default.
     """
 
     def __init__(self, display: Display, when: Every | None = None):

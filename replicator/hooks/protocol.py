@@ -1,10 +1,10 @@
-"""What a hook learns of a step, and when.
+"""Protocol of hooks, and the events of a step that they get.
 
 A step has two moments. *Its state is there* (`on_state`): it was dispatched, and the
 next step, to which the state is donated, was not. *Its metrics are there*
 (`on_metrics`): the next step is dispatched, so reading leaves no device without work.
-Checkpoints and evaluation belong to the first, numbers to the second. A checkpoint is
-of hooks that have seen its step: before one, metrics are shown at once.
+Checkpoints and evaluation belong to the first, numbers to the second. Before a
+checkpoint metrics are shown at once, so hooks in it have seen its step.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from replicator.monitoring.progress import ProgressNumbers
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepEvent:
-    """What hooks learn of a step at either moment.
+    """Event of a step at either moment.
 
     Attributes:
-      step: Updates done, this one included: the first step is 1.
+      step: Number of updates done, this one included: the first step is 1.
       advanced: Updates since the event before; above 1 for `on_state` if a call makes
         several.
-      examples: Real examples seen by this run, this step included.
+      examples: Number of real examples in this run, this step included.
       progress: Rates, taken when the step was dispatched.
     """
 
@@ -40,10 +40,10 @@ class StateEvent(StepEvent):
     """A step was dispatched and its state is there.
 
     Attributes:
-      read_state: Returns the state, which is put together when somebody asks.
-      position: Where the input is after the step's batch, if it says so.
+      read_state: Returns the state, which is put together at the first call.
+      position: Position of the input after the step's batch, if it has one.
       ended: Whether the run came to its end here.
-      goes_on: Tells whether a step is to follow: some are left, and no hook that was
+      goes_on: Returns whether a step follows: some are left, and no hook that was
         called before wants to stop.
       show_metrics: Shows all hooks the metrics of this step now, before the next one
         is dispatched; waits for them, and raises, or goes back, if one is bad. Call it
@@ -60,9 +60,8 @@ class StateEvent(StepEvent):
     def state(self) -> PyTree:
         """The state after the step.
 
-        It is donated to the next step: what a hook keeps of it after it returned must
-        be a copy. It is to be read: what a hook changes in it does not come to the next
-        step.
+        It is donated to the next step: a hook that keeps a part of it after it returned
+        must copy it. Changes that a hook makes in it do not reach the next step.
 
         Raises:
           ArgumentError: The next step has it already.
@@ -75,7 +74,7 @@ class MetricsEvent(StepEvent):
     """A step's metrics can be read without holding up the step after it.
 
     Attributes:
-      read_metrics: Fetches the metrics; the first of all hooks to ask pays for it.
+      read_metrics: Fetches the metrics; only the first call of any hook takes time.
     """
 
     read_metrics: Callable[[], PyTree]
@@ -87,17 +86,17 @@ class MetricsEvent(StepEvent):
 
 
 class Hook(Protocol):
-    """A periodic effect: subclass it and say what happens at the moments you need.
+    """A periodic effect: subclass it and override the methods that you need.
 
     Attributes:
-      phase: What the run's time is spent on while this hook has a state.
+      phase: Phase of the run while this hook has a state.
     """
 
     phase: Phase = "report"
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run is to end after this step, as if its steps were done."""
+        """Whether the run must end after this step, as if its steps were done."""
         return False
 
     def on_state(self, event: StateEvent) -> None:
@@ -110,28 +109,29 @@ class Hook(Protocol):
         """Once, with the final state, if the run came to its end."""
 
     def close(self) -> None:
-        """Once, also when a run that had begun failed: give back what is held."""
+        """Once, also when a run that had begun failed: close files and threads."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what a run that goes on from here must know, as plain JSON.
+        """Return the state for a run that goes on from here, as plain JSON.
 
         It is saved after the `on_state` of a step, and is the same in all processes. A
-        run that is saved asks before its first step, too, to see that it is JSON.
+        run with checkpoints calls it before its first step, too, to check that it is
+        JSON.
         """
         return None
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what a hook of this type returned: the first what the first did."""
+        """Load the state of a hook of this type: the first gets that of the first."""
 
     def flush(self) -> None:
         """Return when all that was written is safe; called from another thread."""
 
 
 def checked_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a run, each in its place.
+    """Return the hooks of a run, in order.
 
     Raises:
-      ArgumentError: `hooks` is no list, or holds what is no hook.
+      ArgumentError: `hooks` is not a list, or holds another object than a hook.
     """
     try:
         listed = tuple(hooks)
@@ -145,7 +145,7 @@ def checked_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
                 f"`hooks` must hold hooks only, got the class `{hook.__name__}`. Make "
                 f"one: `{hook.__name__}(...)`."
             )
-        if not all(hasattr(hook, name) for name in _OF_A_HOOK):
+        if not all(hasattr(hook, name) for name in _HOOK_NAMES):
             raise ArgumentError(
                 f"`hooks` must hold hooks only, got {hook!r}. Subclass "
                 "`replicator.hooks.Hook`, or wrap a function: `Callback(fn, "
@@ -154,4 +154,4 @@ def checked_hooks(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
     return listed
 
 
-_OF_A_HOOK = tuple(name for name in vars(Hook) if not name.startswith("_"))
+_HOOK_NAMES = tuple(name for name in vars(Hook) if not name.startswith("_"))

@@ -1,4 +1,4 @@
-"""Say when something is due: every so many steps or seconds."""
+"""Schedules: due every so many steps or seconds."""
 
 import dataclasses
 from typing import Any
@@ -17,11 +17,11 @@ class Every:
     def decide(
         self, last_s: float | None, event: StepEvent
     ) -> tuple[float | None, bool]:
-        """Say whether `event` is due.
+        """Return the state after `event`, and whether it is due.
 
         Args:
-          last_s: When the last due event was; None before the first event.
-          event: What happened.
+          last_s: Time of the last due event; None before the first event.
+          event: Event of a step.
 
         Returns:
           The `last_s` for the next event, and whether this one is due.
@@ -46,7 +46,7 @@ class Every:
 
 
 def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
-    """Make a schedule, due at multiples of `n_steps`, or after `seconds`, or both.
+    """Return a schedule, due at multiples of `n_steps`, or after `seconds`, or both.
 
     Raises:
       ArgumentError: Neither is given, or one is not positive.
@@ -85,10 +85,10 @@ class Trigger:
             )
         self._when = when
         self._last_s: float | None = None
-        self._waited_s = 0.0  # at the newest event; before the first: of a run before
+        self._waited_s = 0.0  # at the newest event; before the first: of an earlier run
 
     def pulled(self, event: StepEvent) -> bool:
-        """Tell whether `event` is due; call it once for each event."""
+        """Return whether `event` is due; call it once for each event."""
         now_s = event.progress.time_s
         if self._last_s is None:
             self._last_s = now_s - self._waited_s
@@ -97,23 +97,23 @@ class Trigger:
         return due
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return how long it has waited; None where no time counts."""
+        """Return the seconds that it has waited; None for a schedule of steps."""
         return None if self._when.seconds is None else {"waited_s": self._waited_s}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on waiting where another one stopped."""
+        """Continue the wait of another trigger."""
         self._waited_s = float(state.get("waited_s", 0.0))
 
 
 class Scheduled:
-    """What all hooks with a schedule keep for a run that goes on: how it stands."""
+    """Base of hooks with a schedule, which saves the schedule's state."""
 
     _trigger: Trigger
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return how long ago it was due."""
+        """Return the state of the schedule."""
         return self._trigger.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on waiting."""
+        """Load the state of the schedule."""
         self._trigger.load_state(state)

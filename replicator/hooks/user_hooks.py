@@ -6,7 +6,7 @@ from replicator.hooks.protocol import Hook, StateEvent
 
 
 class HookOfUser(Hook):
-    """A hook of the user, shown the user's state; who made it closes it."""
+    """A hook of the user, which gets the user's state; the user closes it."""
 
     def __init__(self, hook: Hook) -> None:
         self.inner = hook
@@ -22,11 +22,11 @@ class HookOfUser(Hook):
         return self.inner.should_stop
 
     def on_state(self, event: StateEvent) -> None:
-        """Hand the event on."""
+        """Pass the event on."""
         self.inner.on_state(_for_user(event))
 
     def on_end(self, event: StateEvent) -> None:
-        """Hand the last event on."""
+        """Pass the last event on."""
         self.inner.on_end(_for_user(event))
 
 

@@ -9,7 +9,7 @@ constructors  no circle of nodes, each an argument of the next
 import graphlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.graph import (
@@ -96,18 +96,12 @@ def _owners(
     return owners
 
 
-class _Link(NamedTuple):
-    """An edge between nodes; several nodes may be in one worker."""
-
-    source: Node[Any]
-    target: Any
-
-
 def _links(
     program: Program,
     workers: Iterable[tuple[str, str, int, Any]],
     owners: Mapping[int, str],
-) -> Iterator[_Link]:
+) -> Iterator[tuple[Node[Any], Any]]:
+    """Yield each node with each node that it has a handle of."""
     for name, _, _, node in workers:
         for part in with_inner(node):
             if not isinstance(part, Node):
@@ -118,7 +112,7 @@ def _links(
                     continue
                 if id(handle.node) not in owners:
                     raise ProgramError(_foreign(program, name, path, handle.node))
-                yield _Link(part, handle.node)
+                yield part, handle.node
 
 
 def _inputs(node: Node[Any], name: str) -> list[tuple[str, Handle[Any]]]:
@@ -146,14 +140,16 @@ def _foreign(program: Program, name: str, path: str, target: Any) -> str:
     )
 
 
-def _check_cycles(links: Iterable[_Link], owners: Mapping[int, str]) -> None:
+def _check_cycles(
+    links: Iterable[tuple[Node[Any], Any]], owners: Mapping[int, str]
+) -> None:
     """Raise if nodes form a circle, and none was given its handles by `configure`."""
     after: dict[int, list[int]] = {}
     nodes: dict[int, Any] = {}
-    for link in links:
-        nodes |= {id(link.source): link.source, id(link.target): link.target}
-        if not link.source.is_configured:
-            after.setdefault(id(link.source), []).append(id(link.target))
+    for source, target in links:
+        nodes |= {id(source): source, id(target): target}
+        if not source.is_configured:
+            after.setdefault(id(source), []).append(id(target))
     try:
         graphlib.TopologicalSorter(after).prepare()
     except graphlib.CycleError as error:

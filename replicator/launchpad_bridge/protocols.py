@@ -1,12 +1,12 @@
-"""What programs, launchers and runs hand each other.
+"""Types and interfaces between programs, launchers and runs.
 
     program     nodes, handles, groups: a graph, checked before it runs
     launcher    turns each executable of the graph into a worker
     run         drives the supervisor: starts, watches, stops workers
     supervisor  decide(state, event) -> (state, actions): when to do what, purely
 
-A launcher is what users may add: it says where workers live and how they start. What a
-failure means, who is told to stop and when it is over, is the same under all of them.
+Users may add launchers: a launcher decides where workers run and how they start. The
+meaning of a failure, stop requests and the end of a run are the same under all of them.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ from replicator.distributed.processes.states import Restart, StopAsked
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What one worker of a group needs; the same words under every launcher.
+    """Resources of each worker of a group; the same under every launcher.
 
     Attributes:
-      cpus: Cores it counts on; None for no claim.
-      gpus: Accelerators it may see; 0 hides them from it, None leaves all visible.
-      memory_bytes: How much it needs; None for no claim.
-      env: Environment variables that it gets besides the launcher's own.
+      cpus: Number of cores; None for no claim.
+      gpus: Number of visible accelerators; 0 hides them, None leaves all visible.
+      memory_bytes: Bytes of memory; None for no claim.
+      env: Environment variables besides the launcher's own.
     """
 
     cpus: float | None = None
@@ -38,7 +38,7 @@ class Resources:
 
 
 class NodeContext(Protocol):
-    """What a running node knows of its program; `lp.context` hands it to users."""
+    """Context of a running node; `lp.context` gives it to users."""
 
     @property
     def program(self) -> str: ...  # noqa: D102
@@ -54,12 +54,12 @@ class NodeContext(Protocol):
 
     @property
     def attempt(self) -> int:
-        """Return which start of this worker it is: 0 for the first."""
+        """Return the number of this start of the worker: 0 for the first."""
         ...
 
     @property
     def stop_event(self) -> threading.Event:
-        """Return what is set when this worker is asked to stop."""
+        """Return the event that is set when this worker is asked to stop."""
         ...
 
     def stop_program(self) -> None:
@@ -69,23 +69,23 @@ class NodeContext(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Executable:
-    """What one worker runs.
+    """Plan of one worker.
 
     Attributes:
-      label: Of its group.
-      index: Which of the group's workers it is.
+      label: Label of its group.
+      index: Number of the worker in its group.
       name: "label", or "label/index" where the group has several, or processes.
       run: Runs the node and returns its result. Pickled by value (cloudpickle) where
         the worker is another process: only from a launcher to a worker of its own.
-      addresses: Where its servers listen, as `rpc` addresses.
-      resources: Of its group.
-      restart: Of its group.
-      is_member: Whether it is one of a group of processes, which fail and start again
+      addresses: `rpc` addresses of its servers.
+      resources: Resources of its group.
+      restart: Restarts of its group.
+      is_member: Whether it is one of a group of processes, which fail and restart
         together: all of its label.
-      retries: Restarts after which a failure says, as Launchpad does, that they were
-        all; 0 for no such words.
-      ends_program: Whether who waits for the program waits for this, and those like it:
-        all others serve it.
+      retries: Number of restarts that a failure after the last one names, as in
+        Launchpad; 0 to name none.
+      ends_program: Whether `run.wait()` waits only for this worker and those like it:
+        all others serve them.
     """
 
     label: str
@@ -105,10 +105,10 @@ class Plan:
     """A checked program, ready to run.
 
     Attributes:
-      program: Its name.
-      run_id: Unlike that of any other run.
-      folder: Private to the run (0700): sockets, secret, recipes.
-      logs: Where the output of workers is kept: in `folder`, or where the user wants.
+      program: Name of the program.
+      run_id: Unique id of the run.
+      folder: Private folder of the run (0700): sockets, secret, recipes.
+      logs: Folder for the output of workers: in `folder`, or of the user.
       executables: One for each worker.
     """
 
@@ -121,18 +121,17 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Exited:
-    """How a worker ended.
+    """End of one start of a worker.
 
     Attributes:
-      name: The executable's.
-      attempt: Its start that ended: 0 for the first.
-      outcome: "returned", "raised", "died" (without a word: killed, out of memory),
-        "stopped" where it was asked to, or "preempted" where a signal from elsewhere
-        stopped it: a failure while nobody has asked the run to stop.
-      result: What it returned.
-      error: What it raised, or a `NodeFailedError` that says how it died, or that it
-        was preempted.
-      code: What its process exited with, negative for a signal; None if nobody knows.
+      name: Name of the executable.
+      attempt: Number of the start that ended: 0 for the first.
+      outcome: "returned", "raised", "died" (without a report: killed, out of memory),
+        "stopped" if it was asked to, or "preempted" if a signal from elsewhere stopped
+        it: a failure unless the run was asked to stop.
+      result: Its return value.
+      error: Its error, or a `NodeFailedError` for a worker that died or was preempted.
+      code: Exit code of its process, negative for a signal; None if it is unknown.
     """
 
     name: str
@@ -144,11 +143,11 @@ class Exited:
 
 
 class Launcher(Protocol):
-    """Where workers live. Public: users write their own."""
+    """Starts workers on its platform. Public: users write their own."""
 
     @property
     def name(self) -> str:
-        """Return the word for it: `lp.launch(program, launch_type=name)`."""
+        """Return the name for `lp.launch(program, launch_type=name)`."""
         ...
 
     def open(
@@ -157,8 +156,8 @@ class Launcher(Protocol):
         """Make ready to start workers of `plan`.
 
         Args:
-          plan: What will run.
-          report: Takes what happens; may be called from any thread, never raises.
+          plan: Workers that will run.
+          report: Takes events; may be called from any thread, never raises.
         """
         ...
 
@@ -167,7 +166,7 @@ class Workers(Protocol):
     """The workers of one run."""
 
     def start(self, executable: Executable, attempt: int) -> Worker:
-        """Start one; returns when it is on its way. Its end is reported once.
+        """Begin to start a worker, and return. Its end is reported once.
 
         Raises:
           LaunchError: It cannot be started.
@@ -175,5 +174,5 @@ class Workers(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave nothing behind: kills what still runs, deletes what was made."""
+        """Kill all workers that still run, and delete all files that were made."""
         ...

@@ -1,1 +1,1 @@
-"""What a run did, and does: phases, events, progress, its record."""
+"""Observation of a run: phases, events, progress, its record."""

@@ -1,4 +1,4 @@
-"""How much memory a run holds: on each of this host's devices, and on the host."""
+"""Memory of a run: on each of this host's devices, and on the host."""
 
 import resource
 import sys
@@ -19,7 +19,7 @@ _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 def memory_numbers(devices: Sequence[Device]) -> dict[str, float]:
-    """Return what is held now, and the most that was held at once, in bytes.
+    """Return the bytes in use now, and the most that were in use at once.
 
     Args:
       devices: Devices of this process.
@@ -27,7 +27,7 @@ def memory_numbers(devices: Sequence[Device]) -> dict[str, float]:
     Returns:
       `memory/host_bytes_in_use` and `memory/host_peak_bytes`; and for the device at
       place i `memory/<i>/bytes_in_use`, `memory/<i>/peak_bytes` and
-      `memory/<i>/bytes_limit`, as far as its backend says them: a CPU says nothing.
+      `memory/<i>/bytes_limit`, as far as its backend has them: a CPU has none.
     """
     numbers = _host_numbers()
     for place, device in enumerate(devices):

@@ -1,4 +1,4 @@
-"""Show how a run goes: a bar on a terminal, a line now and then anywhere else."""
+"""Show the progress of a run: a bar on a terminal, lines anywhere else."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
-    """A place where people look."""
+    """Shows the progress of a run to people."""
 
     @property
     def interval_s(self) -> float:
@@ -29,11 +29,11 @@ class Display(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Say something once, on a line of its own that stays."""
+        """Show a text once, on a line of its own that stays."""
         ...
 
     def close(self) -> None:
-        """Leave the place as it was found."""
+        """Restore the stream."""
         ...
 
 
@@ -52,14 +52,17 @@ def make_display(stream: TextIO | None = None) -> Display:
 
 
 def _while_it_lasts(method: Callable[..., None]) -> Callable[..., None]:
-    """Let a display go quiet, once its stream is gone, and the run go on."""
+    """Make a display show nothing more once its stream is gone; the run goes on."""
 
     @functools.wraps(method)
     def show(self: Any, *args: Any) -> None:
         try:
             if not self.is_gone:
                 method(self, *args)
-        except (OSError, ValueError) as failure:  # a pipe nobody reads; a closed file
+        except (
+            OSError,
+            ValueError,
+        ) as failure:  # a broken pipe; a closed file
             self.is_gone = True
             # The log may go the same way.
             with contextlib.suppress(OSError, ValueError):
@@ -72,7 +75,7 @@ class LineDisplay:
     """Print a line for each update.
 
     Args:
-      stream: Where to.
+      stream: Stream to print to.
       interval_s: Seconds between lines.
     """
 
@@ -84,7 +87,7 @@ class LineDisplay:
     @_while_it_lasts
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Print one line."""
-        print(f"{counted(numbers)}  {told(numbers, scalars)}", file=self._stream)
+        print(f"{counted(numbers)}  {summary(numbers, scalars)}", file=self._stream)
         self._stream.flush()
 
     @_while_it_lasts
@@ -109,14 +112,14 @@ class TerminalDisplay:
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
-        told_column = Column(no_wrap=True, overflow="ellipsis")
+        numbers_column = Column(no_wrap=True, overflow="ellipsis")
         self.interval_s = interval_s
         self.is_gone = False
         self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._bar = Progress(
             TextColumn("{task.fields[counted]}", markup=False),
             BarColumn(bar_width=20),
-            TextColumn("{task.description}", markup=False, table_column=told_column),
+            TextColumn("{task.description}", markup=False, table_column=numbers_column),
             console=Console(file=stream),
             auto_refresh=False,
             redirect_stdout=_is_terminal(sys.stdout),
@@ -128,7 +131,7 @@ class TerminalDisplay:
         """Redraw the line."""
         if not self._bar.live.is_started:
             self._bar.start()
-            # Now `sys.stderr` writes above the bar; loggers know the one before.
+            # Now `sys.stderr` writes above the bar; loggers have the one before.
             self._moved = [
                 (each, each.setStream(sys.stderr))
                 for each in _on_terminals()
@@ -139,7 +142,7 @@ class TerminalDisplay:
             total=numbers.steps,
             completed=numbers.step,
             counted=counted(numbers),
-            description=told(numbers, scalars),
+            description=summary(numbers, scalars),
             refresh=True,
         )
 
@@ -149,9 +152,9 @@ class TerminalDisplay:
         self._bar.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Let go of the line, which stays, and show the cursor again."""
+        """End the line, which stays, and show the cursor again."""
         _BARS.discard(self)
-        # Also where nobody reads any more: what was lent is given back.
+        # Also on a stream without a reader: streams that were replaced are restored.
         with contextlib.suppress(OSError, ValueError):
             self._bar.stop()
         moved, self._moved = self._moved, []
@@ -160,10 +163,10 @@ class TerminalDisplay:
                 handler.setStream(stream)
 
 
-# Bars that are open: two, of runs in two threads, would draw over each other, and each
-# redirect what the other gives back. Weak: a run may fail before it closes its own.
+# Open bars: two, of runs in two threads, would draw over each other, and each redirect
+# the stream that the other restores. Weak: a run may fail before it closes its own.
 _BARS: "weakref.WeakSet[TerminalDisplay]" = weakref.WeakSet()
-_LOCK = threading.Lock()  # of `_BARS`, while one is made
+_LOCK = threading.Lock()  # guards `_BARS` while a display is made
 
 
 def _on_terminals() -> list[Any]:
@@ -179,12 +182,22 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def counted(numbers: ProgressNumbers) -> str:
-    """Write how far a run is: `step 100/1000`."""
+    """Write the step of a run.
+
+    >>> counted(ProgressNumbers(step=100, steps=1000, time_s=0.0))
+    'step 100/1000'
+    """
     return f"step {numbers.step}" + (f"/{numbers.steps}" if numbers.steps else "")
 
 
-def told(numbers: ProgressNumbers, scalars: Mapping[str, float]) -> str:
-    """Write metrics, rates and time left: `loss 0.31  9.4 steps/s  ETA 1m36s`."""
+def summary(numbers: ProgressNumbers, scalars: Mapping[str, float]) -> str:
+    """Write metrics, rates and time left.
+
+    >>> numbers = ProgressNumbers(step=9, steps=99, time_s=0.0, steps_per_s=9.4,
+    ...                           examples_per_s=300.0, eta_s=96.0)
+    >>> summary(numbers, {"loss": 0.31})
+    'loss 0.31  300 examples/s  9.4 steps/s  ETA 1m36s'
+    """
     loss_first = sorted(scalars, key=lambda name: name != "loss")
     parts = [f"{name} {scalars[name]:.4g}" for name in loss_first]
     if numbers.steps_per_s is None:

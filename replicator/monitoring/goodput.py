@@ -1,8 +1,8 @@
-"""Say which share of a run's time went into steps that were kept, and where the rest.
+"""Compute the share of a run's time in steps that were kept, and all other shares.
 
-A run may have many processes, one after the other. Each notes every few seconds how
-long it was in which phase (`phases` events, see `phase_journal`); so of one that was
-killed all is known but its last seconds. Steps after the checkpoint from which the next
+A run may have many processes, one after the other. Each notes every few seconds the
+time in each phase (`phases` events, see `phase_journal`); so of one that was killed all
+but the last seconds are known. Steps after the checkpoint from which the next
 one went on were done in vain: their time is lost, too.
 
 Within a process all is measured by a monotonic clock. Only from the last note of one to
@@ -20,15 +20,15 @@ USEFUL_PHASE = "step"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Goodput:
-    """Where the time of a run went. All seconds add up to `wall_s`.
+    """Time of a run by use. All seconds add up to `wall_s`.
 
     Attributes:
-      useful_s: In steps that were kept; what the host did meanwhile is no loss.
+      useful_s: Seconds in steps that were kept, with the host's work during them.
       wall_s: From the first process's start of the run to the last one's last note.
-      lost_s: By cause: the phases other than `step`; `redone`, steps that were done
-        again; `launch`, from a process's start until its run began, imports included;
-        `down`, from the last note of a process until the next was started.
-      sessions: Processes that the run had, one after the other.
+      lost_s: Lost seconds by cause: the phases other than `step`; `redone`, steps that
+        were done again; `launch`, from a process's start until its run began, imports
+        included; `down`, from the last note of a process until the next was started.
+      sessions: Number of processes of the run, one after the other.
     """
 
     useful_s: float
@@ -45,12 +45,15 @@ class Goodput:
 def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """Add up the time of a run.
 
-    Steps that a process did between its last note and its end are taken to have been as
-    fast as those before; which of them were kept, the next process's start tells.
+    Steps of a process between its last note and its end are taken to have been as fast
+    as those before; the next process's first step shows which of them were kept.
 
     Args:
-      events: As from `read_events`. Only the first process's `phases` events count. A
+      events: Result of `read_events`. Only the first process's `phases` events count. A
         rollback inside a process shows as a note of an earlier step.
+
+    >>> goodput([]).share
+    0.0
     """
     sessions = _sessions(events)
     account = _Account()
@@ -69,7 +72,7 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
 
 
 class _Note(NamedTuple):
-    """What a process said at one moment about its time so far."""
+    """Note of a process at one moment about its time so far."""
 
     wall_s: float  # by the calendar
     step: int
@@ -89,7 +92,7 @@ _Session: TypeAlias = list[_Note]
 
 
 class _Piece(NamedTuple):
-    """Steps after `first` up to `last`, and how long they took."""
+    """Steps after `first` up to `last`, and their time."""
 
     first: int
     last: int
@@ -152,7 +155,7 @@ class _Account:
 
 
 def _unseen_s(notes: _Session, kept_step: int) -> float:
-    """Guess how long the steps took that were saved after the process's last note."""
+    """Estimate the time of steps that were saved after the process's last note."""
     unseen, seen = kept_step - notes[-1].step, notes[-1].step - notes[0].step
     if unseen <= 0 or seen <= 0:
         return 0.0

@@ -1,12 +1,12 @@
-"""How fast an accelerator can multiply at best, and which share of that a run used.
+"""Peak speed of accelerators, and the share of it that a run used.
 
 Dense bfloat16 peaks from the vendors' data sheets (float16 where there is no bfloat16),
-for each device that JAX shows: a core of TPU v2, v3 and 7x, of which a chip has two, a
+for each device in JAX: a core of TPU v2, v3 and 7x, of which a chip has two, a
 chip of all others.
 """
 
 _TERA = 10**12
-# By how `device.device_kind` begins, in lower case; the longest that fits counts.
+# By beginning of `device.device_kind`, in lower case; the longest match counts.
 _PEAKS = {
     "tpu v2": 22.5,
     "tpu v3": 61.5,
@@ -33,13 +33,16 @@ _PEAKS = {
 
 
 def peak_flops_per_s(device_kind: str) -> float | None:
-    """Return how many floating-point operations a device makes a second at best.
+    """Return the peak floating-point operations per second of a device.
 
     Args:
-      device_kind: As `jax.Device.device_kind` says it.
+      device_kind: As in `jax.Device.device_kind`.
 
     Returns:
       None for a kind that is not known here, such as a CPU.
+
+    >>> peak_flops_per_s("NVIDIA H100 80GB HBM3"), peak_flops_per_s("cpu")
+    (989000000000000.0, None)
     """
     kind = device_kind.lower().replace("-", " ") + " "  # "a100-sxm4", "l40 "
     fitting = [name for name in _PEAKS if kind.startswith(f"{name} ")]
@@ -51,13 +54,16 @@ def flops_utilisation(
 ) -> float:
     """Return the share of the devices' peak that training used, 0 to 1.
 
-    With what a model computes as `flops_per_step` this is the model-flops utilisation
-    of PaLM (Chowdhery et al. 2022, appendix B).
+    With the operations of the model as `flops_per_step` this is the model-flops
+    utilisation of PaLM (Chowdhery et al. 2022, appendix B).
 
     Args:
-      flops_per_step: On all devices together.
-      steps_per_s: As measured, waiting for input and all else included.
-      peak_flops_per_s: Of one device.
-      devices: How many.
+      flops_per_step: Operations on all devices together.
+      steps_per_s: Measured rate, with waits for input and all else.
+      peak_flops_per_s: Peak of one device.
+      devices: Number of devices.
+
+    >>> flops_utilisation(1e12, steps_per_s=50, peak_flops_per_s=1e14, devices=2)
+    0.25
     """
     return flops_per_step * steps_per_s / (peak_flops_per_s * devices)

@@ -1,9 +1,9 @@
-"""What a run is doing now, and for how long it did what: one note with many readers.
+"""Current phase of a run and the time in each: one object with many readers.
 
-The loop's thread writes it; others only read. The watchdog asks how long the current
-phase has lasted, goodput adds the phases up. A phase that begins inside another one
-(a compile inside a step) is counted apart from it, so that all seconds add up to the
-time since the note was opened.
+The loop's thread writes it; others only read. The watchdog reads the time in the
+current phase, goodput adds the phases up. A phase that begins inside another one (a
+compile inside a step) is counted apart from it, so that all seconds add up to the time
+since the object was made.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from replicator.base.host.clock import Clock, SystemClock
 Phase: TypeAlias = Literal[
     "start", "restore", "compile", "input", "step", "save", "evaluate", "report", "end"
 ]
-"""What can take time: `step` is the useful part, and the wait for devices in it. What
-the host does while devices have steps to do holds nobody up, and counts as `step`."""
+"""Uses of time: `step` is the useful one, with the wait for devices in it. Work of the
+host while devices have steps to do delays nothing, and counts as `step`."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -27,8 +27,8 @@ class Current:
     """The phase that a run is in.
 
     Attributes:
-      phase: Its name.
-      since_s: The clock when it began, or was come back to.
+      phase: Name of the phase.
+      since_s: Time when it began, or was resumed.
       step: Updates dispatched by then.
     """
 
@@ -38,28 +38,33 @@ class Current:
 
 
 class Phases:
-    """Notes the phase that a run is in, from its loop's thread.
+    """Keeps the phase that a run is in; written by its loop's thread.
 
     Args:
-      clock: Where time comes from; the system's by default.
+      clock: Clock for all times; the system's by default.
+
+    >>> phases = Phases()
+    >>> phases.enter("step", step=3)
+    >>> phases.current.phase, phases.current.step
+    ('step', 3)
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
-        # One tuple, replaced whole: other threads never see half a change. Its last
-        # number is what the phase had lasted before it was entered this time.
+        # No lock: one tuple, replaced whole, so other threads never see half a change.
+        # Its last number is the time in the phase before it was entered this time.
         now_s = self._clock.now_s()
         self._current: tuple[Phase, float, int, float] = ("start", now_s, 0, 0.0)
 
     @property
     def clock(self) -> Clock:
-        """Where time comes from."""
+        """Clock for all times."""
         return self._clock
 
     @property
     def current(self) -> Current:
-        """The phase that the run is in; safe to ask from any thread."""
+        """The phase that the run is in; safe to read from any thread."""
         phase, since_s, step, _ = self._current
         return Current(phase=phase, since_s=since_s, step=step)
 
@@ -69,8 +74,8 @@ class Phases:
         """Leave the current phase for `phase`.
 
         Args:
-          phase: What happens from now on.
-          step: Updates dispatched so far, where that changed.
+          phase: The phase from now on.
+          step: Updates dispatched so far, if that changed.
           hidden: Whether devices had steps to do all through the phase that ends.
         """
         before, since_s, at_step, lasted_s = self._current
@@ -85,7 +90,7 @@ class Phases:
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Be in `phase` for a while, then again in what was before."""
+        """Be in `phase` for a while, then in the one before again."""
         outer = self._current[0]
         self.enter(phase)
         try:
@@ -94,7 +99,7 @@ class Phases:
             self.enter(outer)
 
     def seconds(self) -> dict[Phase, float]:
-        """Return how long each phase lasted so far; safe to ask from any thread."""
+        """Return the seconds in each phase so far; safe to call from any thread."""
         phase, since_s, _, lasted_s = self._current
         seconds = dict(self._seconds)
         seconds[phase] = lasted_s + self._clock.now_s() - since_s

@@ -15,7 +15,7 @@ _ANCHORS_PER_WINDOW = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressNumbers:
-    """How a run is going at one moment.
+    """Progress of a run at one moment.
 
     Attributes:
       step: Updates dispatched so far, those before a resume included.
@@ -41,11 +41,11 @@ class ProgressNumbers:
 
 
 class Progress:
-    """Turn counts into rates; the clock starts when this object is made.
+    """Computes rates from counts; the clock starts when this object is made.
 
     Args:
-      clock: Where the time comes from.
-      steps: Updates wanted, or None.
+      clock: Clock for all times.
+      steps: Number of updates of the run, or None.
       window_s: Length of the moving window, in seconds.
     """
 

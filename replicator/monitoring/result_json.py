@@ -1,4 +1,4 @@
-"""What a run ended with, as JSON: numbers, and arrays that are not large."""
+"""Final metrics of a run as JSON: numbers, and arrays that are not large."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +13,15 @@ from replicator.base.types import PyTree
 from replicator.writers.writer import NUMBERS
 
 MOST_NUMBERS = 10_000
-"""Results are kept without arrays of more numbers."""
+"""Arrays of more numbers are left out of results."""
 
 
 def result_as_json(metrics: PyTree) -> list[dict[str, Any]]:
-    """Return the metrics of a result as plain values; large arrays are left out."""
+    """Return the metrics of a result as plain values; large arrays are left out.
+
+    >>> result_from_json(result_as_json({"loss": np.float32(0.5)}))
+    {'loss': 0.5}
+    """
     flat, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(metrics))
     arrays = [(path, np.asarray(leaf)) for path, leaf in flat]
     return [
@@ -32,7 +36,7 @@ def result_as_json(metrics: PyTree) -> list[dict[str, Any]]:
 
 
 def result_from_json(leaves: Sequence[Mapping[str, Any]]) -> PyTree:
-    """Return what `result_as_json` wrote: nested dicts of numbers and arrays."""
+    """Return the result of `result_as_json` as nested dicts of numbers and arrays."""
     found = nested(
         (leaf["path"] or [""], _array(leaf["value"], leaf["dtype"])) for leaf in leaves
     )

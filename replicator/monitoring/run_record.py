@@ -1,4 +1,4 @@
-"""Record what a run was: seed, arguments, versions, code, devices, in `run.json`."""
+"""Record of a run in `run.json`: seed, arguments, versions, code, devices."""
 
 import contextlib
 import datetime
@@ -31,7 +31,7 @@ _LEFT_BY_A_RUN = re.compile(
 
 
 def describe_process() -> dict[str, Any]:
-    """Say where this process runs, in plain JSON; starts JAX if nothing did yet."""
+    """Return host, pid and devices of this process as plain JSON; may start JAX."""
     return {
         "index": jax.process_index(),
         "host": socket.gethostname(),
@@ -41,9 +41,13 @@ def describe_process() -> dict[str, Any]:
 
 
 def describe_dataset(dataset: Any) -> str:
-    """Say what a dataset is, and nothing of it is read: "list of 5", "train_data"."""
+    """Describe a dataset without reading it.
+
+    >>> describe_dataset([1, 2, 3])
+    'list of 3'
+    """
     name = getattr(dataset, "__qualname__", type(dataset).__qualname__)
-    with contextlib.suppress(Exception):  # many have no length, and say so their way
+    with contextlib.suppress(Exception):  # many have no length
         return f"{name} of {len(dataset)}"
     return name
 
@@ -58,14 +62,14 @@ def write_run_record(
 ) -> Path:
     """Write `run.json` into `directory`, whole or not at all.
 
-    Starts JAX, if nothing did yet, to ask for its devices.
+    Starts JAX, if nothing did yet, to list its devices.
 
     Args:
-      directory: Made if absent. A record that is there is replaced.
+      directory: Made if absent. A record in it is replaced.
       seed: The run's seed.
-      arguments: The run's arguments; what JSON cannot hold is written as its `repr`.
-      processes: What each process said of itself; this one alone if None.
-      checked: What is known of programs whose first updates were checked.
+      arguments: The run's arguments; see `strict_json` for what JSON cannot hold.
+      processes: `describe_process()` of each process; this one alone if None.
+      checked: Results of checks of first updates, by program.
 
     Returns:
       The path of the record.
@@ -89,29 +93,29 @@ def write_run_record(
 
 
 def first_updates(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what the record of a run knows of the check of its first updates.
+    """Return the results of checks of first updates in the record of a run.
 
     Returns:
-      By the key of the program; nothing where the record, or a compiler of the same
-      version that wrote it, is not there.
+      Results by the key of the program; nothing if there is no record, or one by
+      another version of the compiler.
     """
     try:
         found = json.loads((Path(directory) / RECORD_NAME).read_text(encoding="utf-8"))
-        by = found.get("versions", {})
+        saved = found.get("versions", {})
     except (OSError, ValueError):
         return {}
-    same = all(by.get(name) == versions()[name] for name in ("jax", "jaxlib"))
+    same = all(saved.get(name) == versions()[name] for name in ("jax", "jaxlib"))
     return found.get("first_updates", {}) if same else {}
 
 
 def note_first_update(
     directory: str | os.PathLike[str], result: Mapping[str, PyTree]
 ) -> None:
-    """Write what came of the check of a program's first updates into `run.json`.
+    """Write the result of a check of a program's first updates into `run.json`.
 
     Args:
-      directory: A run's. One whose record cannot be written goes on without.
-      result: By name; `program` is the key of the program.
+      directory: Directory of a run. If its record cannot be written, nothing happens.
+      result: Result by name; `program` is the key of the program.
     """
     path = Path(directory) / RECORD_NAME
     with contextlib.suppress(OSError, ValueError):
@@ -121,14 +125,14 @@ def note_first_update(
 
 
 def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -> None:
-    """Move what an earlier run left in `directory` to `earlier/<n>` in it.
+    """Move the files of an earlier run in `directory` to `earlier/<n>` in it.
 
-    Two runs in one `metrics.jsonl` would read as one. All else stays where it is: the
-    checkpoints of this run, which are open by now, or a user's program and data.
+    Two runs in one `metrics.jsonl` would read as one. All else stays: the checkpoints
+    of this run, which are open by now, or a user's program and data.
 
     Args:
-      directory: May hold a run, or nothing, or not be there.
-      but_journal: Leave the journal, which goes on.
+      directory: May hold a run, or nothing, or be absent.
+      but_journal: Whether to leave the journal, which goes on.
     """
     root = Path(directory)
     if not (root / RECORD_NAME).exists():
@@ -138,7 +142,7 @@ def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -
     numbers = [int(path.name) for path in earlier.iterdir() if path.name.isdecimal()]
     target = earlier / str(max(numbers, default=-1) + 1)
     target.mkdir()
-    # The record last: without one the next run would leave here what is here still.
+    # The record last: without one the next run would not move the rest.
     for path in sorted(root.iterdir(), key=lambda path: path.name == RECORD_NAME):
         stays = but_journal and path.name.startswith("events")
         if not stays and _LEFT_BY_A_RUN.fullmatch(path.name):
@@ -148,7 +152,7 @@ def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -
 def is_same_run(
     directory: str | os.PathLike[str], *, seed: int, arguments: Mapping[str, PyTree]
 ) -> bool:
-    """Tell whether `directory` holds the record of a run of this seed and arguments."""
+    """Return whether `directory` has the record of a run of this seed and arguments."""
     try:
         found = json.loads((Path(directory) / RECORD_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -158,7 +162,7 @@ def is_same_run(
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what a run is made of; None for what it does not use."""
+    """Return the versions of a run's packages; None for one that it does not use."""
     flax = sys.modules.get("flax")  # the core never imports it
     return {
         "python": platform.python_version(),
@@ -204,8 +208,7 @@ def _devices() -> dict[str, Any]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    # Not by `tempfile`: what that makes nobody else may read, such as who looks at a
-    # colleague's run.
+    # Not by `tempfile`, whose files other users, such as a colleague, cannot read.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("w", encoding="utf-8") as file:

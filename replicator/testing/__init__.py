@@ -1,4 +1,4 @@
-"""Check a step against laws and expectations, a run against what may happen to it."""
+"""Checks of a step against laws and expectations, and faults for a run."""
 
 from replicator.testing.collectives import assert_collectives
 from replicator.testing.comparisons import Comparison, InvarianceReport

@@ -1,4 +1,4 @@
-"""Hold a step to the collectives that it is meant to have, for a user's own tests."""
+"""Check the collectives of a compiled step, for a user's own tests."""
 
 from collections.abc import Container, Mapping
 
@@ -6,7 +6,7 @@ from replicator.engine.inspection.collectives import KINDS, Collective
 from replicator.engine.inspection.inspection import Inspection, origin
 from replicator.errors import ArgumentError, CollectivesError
 
-_LINES = 5  # of a message: those that send most
+_LINES = 5  # in a message: those that send most
 
 
 def assert_collectives(
@@ -14,18 +14,18 @@ def assert_collectives(
 ) -> None:
     """Check that a compiled step has the collectives expected, and no others.
 
-    How many there are is the compiler's choice, too: it may join several into one. So
-    hold one backend and version to it, or name a range.
+    Their number also depends on the compiler, which may join several into one. So test
+    with one backend and version, or give a range.
 
     Args:
-      found: What `rep.inspect` returned.
-      expected: How often a call does each kind, a number or a range of them; `0` says
-        what is left out. A key is a kind, `"all-gather"`, or a kind along axes of the
+      found: Result of `rep.inspect`.
+      expected: Number of each kind in a call, or a range; `0` for a kind that must be
+        absent. A key is a kind, `"all-gather"`, or a kind along axes of the
         mesh, in its order, `"all-reduce replica,shard"`.
 
     Raises:
-      CollectivesError: There are others; it says how many, and from which lines.
-      ArgumentError: A key names no kind, or what are no axes of the mesh.
+      CollectivesError: There are others; gives their number and lines.
+      ArgumentError: A key does not name a kind, or axes of the mesh.
 
     >>> rep = replicator.Replicator()
     >>> assert_collectives(rep.inspect(step_fn, init_fn, batch), {"all-reduce": 1})
@@ -52,7 +52,7 @@ def _check_key(key: str, mesh: tuple[str, ...]) -> None:
             f"{', '.join(KINDS)}."
         )
     named = axes[0].split(",") if axes else []
-    # Another name, or order, would match nothing: 0 of it were always right.
+    # Another name, or order, would match nothing: 0 of it would always pass.
     if named != [axis for axis in mesh if axis in named]:
         raise ArgumentError(
             f"`expected` must name axes of the mesh, in its order, got {key!r}. Write "

@@ -1,4 +1,4 @@
-"""Compare what a step gives on many devices with what it gives on one."""
+"""Compare the results of a step on many devices with those on one."""
 
 import dataclasses
 from typing import Any
@@ -19,9 +19,9 @@ class Comparison:
       what: The gradient of an optimizer, or the trajectory.
       replicas: Replicas compared; devices, under a strategy that partitions.
       accumulate: Microbatches compared.
-      step: After how many updates.
+      step: Number of updates before it.
       difference: Norm of the difference, relative to the norm on one replica.
-      tolerance: What law 1 allows.
+      tolerance: Largest difference that law 1 allows.
       strategy: Name of the strategy that cut the step; None for replicas.
     """
 
@@ -36,18 +36,18 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InvarianceReport:
-    """What was compared; printing it says so.
+    """Report of all comparisons; `str` lists them.
 
     Attributes:
-      comparisons: All of them; each within its tolerance.
-      left_out: What was not compared, and why.
+      comparisons: All comparisons; each within its tolerance.
+      left_out: Parts that were not compared, and why.
     """
 
     comparisons: tuple[Comparison, ...]
     left_out: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Say what was checked, and how close it came to the limit."""
+        """List the checks, and the largest difference of each kind."""
         worst: dict[str, Comparison] = {}
         for each in self.comparisons:
             if each.difference >= getattr(worst.get(each.what), "difference", 0.0):
@@ -65,13 +65,13 @@ class InvarianceReport:
 def compared(
     found: PyTree, expected: PyTree, *, floor: float = 0.0, **about: Any
 ) -> Comparison:
-    """Compare a tree with what it is to be.
+    """Compare a tree with the expected one.
 
     Args:
       found: Arrays.
-      expected: Likewise, as one device has them.
-      floor: What the norm of `expected` counts as at least.
-      about: All else of the `Comparison`.
+      expected: Arrays, as one device has them.
+      floor: Least norm of `expected` to divide by.
+      about: All other fields of the `Comparison`.
 
     Raises:
       InvarianceError: They are further apart than its tolerance.
@@ -99,7 +99,11 @@ def compared(
 
 
 def norm(tree: PyTree) -> float:
-    """Return the norm of all leaves together."""
+    """Return the norm of all leaves together.
+
+    >>> norm({"w": np.array([3.0]), "b": np.array(4.0)})
+    5.0
+    """
     return float(np.sqrt(sum(np.square(_wide(x)).sum() for x in jax.tree.leaves(tree))))
 
 
@@ -112,7 +116,7 @@ def _hint(comparison: Comparison) -> str:
             "write them with `jnp.where` or `jnp.concatenate`."
         )
     own = "`replica_id`, per-replica norm, " if comparison.strategy is None else ""
-    return f"Look for sums over examples, {own}or a loss that is no mean."
+    return f"Look for sums over examples, {own}or a loss that is not a mean."
 
 
 def _part(comparison: Comparison) -> str:

@@ -53,16 +53,16 @@ from replicator.testing.comparisons import (
 )
 
 OPTIMUM_FLOOR = 1e-2
-"""Of the norm of the first gradient: what a later norm counts as at least."""
+"""Least later norm to divide by, as a share of the first gradient's norm."""
 
 TRAJECTORY_TOLERANCE = 1e-9
-"""Of the norm of all parameters, float64: law 1."""
+"""Largest difference as a share of the norm of all parameters, float64: law 1."""
 
 REPORTED = "metric"
-"""What a metric is called in a report: it may be kept in float32, as means are."""
+"""Name of a metric in a report: it may be kept in float32, as means are."""
 
 READS_BATCH = "float64 state that reads the batch"
-"""What running statistics and the like are called in a report."""
+"""Name of running statistics and the like in a report."""
 
 
 @in_no_mesh
@@ -90,22 +90,22 @@ def assert_replica_invariant(
     strategy that partitions the metrics of the last update are compared, too.
 
     Args:
-      step_fn: With an optimizer from `wrap_optimizer`.
-      init_fn: Makes its state.
+      step_fn: Step with an optimizer from `wrap_optimizer`.
+      init_fn: Returns its state for a key.
       batch: One global batch, which divides by replicas times microbatches.
       replicas: Numbers of replicas; of devices, under a strategy that partitions, and
         those that do not fit its sizes are left out.
       accumulate: Numbers of microbatches. Leave it at (1,) for batch norm over the
         whole microbatch, on which the answer depends.
-      at_steps: After how many updates gradients are compared; the last is where
+      at_steps: Numbers of updates after which gradients are compared; at the last,
         trajectories are.
-      seed: Of the run.
+      seed: Seed of the run.
       strategy: As `Replicator` takes it. Each answer under it is compared with that of
         one device; without a wrapped optimizer trajectories alone are, and of
         `accumulate` only 1.
 
     Returns:
-      What was compared, and what was not.
+      The comparisons, and the parts that were not compared.
 
     Raises:
       InvarianceError: An answer differs; the message names where.
@@ -221,13 +221,13 @@ class _Case:
             comparisons = []
             for n, k in settings:
                 final = alone[k] if n == 1 else self._final(once, steps, n, k)
-                updated, read, told = final
+                updated, read, metrics = final
                 pairs = [("float64 trajectory", updated, alone[1][0])]
                 if read and n > 1:
                     pairs.append((READS_BATCH, read, alone[k][1]))
                 if n > 1 and _partitions(self.strategy):
                     one = alone[k][2]
-                    pairs += [(REPORTED, {p: told[p]}, {p: one[p]}) for p in one]
+                    pairs += [(REPORTED, {p: metrics[p]}, {p: one[p]}) for p in one]
                 comparisons += [
                     compared(
                         found,
@@ -246,7 +246,7 @@ class _Case:
     def _final(
         self, once: list[bool], steps: int, num_replicas: int, accumulate: int
     ) -> tuple[dict[str, np.ndarray], ...]:
-        """Return by path what moves once per update, what reads the batch, metrics."""
+        """Return leaves that move once per update, those that read batches, metrics."""
         visited, metrics = self._visited([steps], num_replicas, accumulate)
         state = visited[steps]
         updated, read = {}, {}
@@ -269,7 +269,7 @@ class _Case:
             found.extend(parted.leaves)
             return state, ()
 
-        # As one of many, though there is one: it may speak to other replicas.
+        # As one of many, though there is one: it may use collectives.
         layout = self._layout(1)
         state = self._start(layout)
         if not optimizer_states(state):  # no microbatches, then
@@ -294,14 +294,14 @@ class _Case:
         if which not in self.layouts:
             strategy = self.strategy
             if num_replicas == 1 and _partitions(strategy):
-                strategy = Rules([])  # the oracle, to which a strategy has no say
+                strategy = Rules([])  # the oracle, without a strategy
             self.layouts[which] = make_layout(
                 replica_mesh(num_replicas), strategy, reduction="fast"
             )
         return self.layouts[which]
 
     def _place(self, num_replicas: int, accumulate: int) -> dict[str, Any]:
-        """Return what a comparison says of where it was made."""
+        """Return the fields of a comparison that describe the devices."""
         return {
             "replicas": num_replicas,
             "accumulate": accumulate,
@@ -328,10 +328,10 @@ def _partitions(strategy: Strategy | Builder | None) -> bool:
 def _that_fit(
     strategy: Strategy | Builder | None, replicas: Sequence[int]
 ) -> tuple[list[int], list[str]]:
-    """Return the numbers of devices that a strategy fits, and words for the others.
+    """Return the numbers of devices that a strategy fits, and texts for the others.
 
-    What a builder fits is not known before there are variables; one device is the
-    oracle, which no strategy is asked for.
+    The numbers for a builder are not known before there are variables; one device is
+    the oracle, which has no strategy.
 
     Raises:
       ArgumentError: It fits none of those above 1.
@@ -365,7 +365,7 @@ def _make_gradients(step_fn: StepFn, layout: Layout, accumulate: int) -> Callabl
 
 
 def _on_each_replica(update: KeyedStep, layout: Layout, *, accumulate: int) -> Callable:
-    """Lift what `update` reports, equal on all replicas, to `program(run, batch)`."""
+    """Lift the metrics of `update`, equal on all replicas, to `program(run, batch)`."""
     return layout.spread(
         lambda run, batch: count_steps(update)(run, batch, None)[1],
         inputs=(STATE, examples(batch_axis(accumulate))),

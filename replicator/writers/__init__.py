@@ -1,4 +1,4 @@
-"""Where a run's numbers go: JSON lines, TensorBoard, W&B, or several of them."""
+"""Writers of a run's numbers: JSON lines, TensorBoard, W&B, or several of them."""
 
 from replicator.writers.asynchronous import Async
 from replicator.writers.jsonl import JSONL

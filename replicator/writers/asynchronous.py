@@ -1,7 +1,7 @@
 """Write on another thread, so that a slow disk does not hold up the devices.
 
-Rows wait in a bounded queue in the order written. What the inner writer raises there is
-raised here by the next call.
+Rows wait in a bounded queue in the order written. An error of the inner writer is
+raised by the next call.
 """
 
 import threading
@@ -16,9 +16,9 @@ class Async:
     """Hand rows to `writer` on a thread of its own.
 
     Args:
-      writer: The one who writes.
-      capacity: Rows that may wait; `write` waits while so many do.
-      timeout_s: The longest that a call waits for `writer`.
+      writer: Writer that is called on the thread.
+      capacity: Number of rows that may wait; `write` blocks while so many do.
+      timeout_s: Longest wait of a call for `writer`.
 
     Raises:
       ArgumentError: An argument is of a wrong kind.
@@ -32,12 +32,13 @@ class Async:
         check_number("timeout_s", timeout_s)
         self._writer = writer
         self._timeout_s = timeout_s
-        # Taken by who queues a row, given back by the thread once it is written. Rows
-        # in the queue die with the process; a run that goes on writes them again.
+        # Acquired by `write`, released by the thread once the row is written. Rows in
+        # the queue are lost with the process; a run that goes on writes them again.
         self._room = threading.BoundedSemaphore(capacity)
         # One thread, so in order: when a `flush` has run, so have all rows before it.
+        # `close` ends it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-writer")
-        # Written by the thread, taken by who calls next: each is one assignment.
+        # Set by the thread, taken by the next call; no lock: each is one assignment.
         self._failure: Exception | None = None
         self._closed = False
 
@@ -46,7 +47,7 @@ class Async:
 
         Raises:
           TimeoutError: The queue stayed full for `timeout_s`.
-          Exception: What an earlier row met in the inner writer.
+          Exception: Error of the inner writer for an earlier row.
         """
         self._raise_failure()
         if not self._room.acquire(timeout=self._timeout_s):
@@ -58,7 +59,7 @@ class Async:
 
         Raises:
           TimeoutError: That took longer than `timeout_s`.
-          Exception: What a row, or flushing, met in the inner writer.
+          Exception: Error of the inner writer for a row, or in `flush`.
         """
         if not self._closed:
             self._finish(self._writer.flush)
@@ -69,7 +70,7 @@ class Async:
 
         Raises:
           TimeoutError: That took longer than `timeout_s`.
-          Exception: What a row, or closing, met in the inner writer.
+          Exception: Error of the inner writer for a row, or in `close`.
         """
         if self._closed:
             return
@@ -84,7 +85,7 @@ class Async:
         try:
             self._writer.write(step, scalars)
         except Exception as failure:
-            # Raised again by the next call; the first of several tells the cause.
+            # Raised again by the next call; the first of several is the cause.
             self._failure = self._failure or failure
         finally:
             self._room.release()
@@ -95,9 +96,9 @@ class Async:
             raise self._too_slow(call.__name__)
         done.result()
 
-    def _too_slow(self, what: str) -> TimeoutError:
+    def _too_slow(self, task: str) -> TimeoutError:
         return TimeoutError(
-            f"`writer` must {what} within {self._timeout_s:g} s, got no answer from "
+            f"`writer` must {task} within {self._timeout_s:g} s, got no answer from "
             f"{type(self._writer).__name__}. Write to a faster place."
         )
 

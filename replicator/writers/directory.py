@@ -1,4 +1,4 @@
-"""Choose the writers of a run's directory: JSON lines, and TensorBoard if there."""
+"""Writers of a run's directory: JSON lines, and TensorBoard if installed."""
 
 import importlib.util
 import os
@@ -18,14 +18,14 @@ def directory_writer(directory: str | os.PathLike[str]) -> Writer:
 
     Args:
       directory: Made if absent. It gets `metrics.jsonl`, and event files under
-        `tensorboard/` where `tensorboardX` is installed.
+        `tensorboard/` if `tensorboardX` is installed.
 
     Returns:
-      The writer; closing it drains it. What it cannot write it logs, and counts.
+      The writer; closing it drains it. Rows that it cannot write are counted, logged.
     """
     root = Path(directory)
     writers = [Forgiving(partial(JSONL, root / "metrics.jsonl"))]
     if importlib.util.find_spec("tensorboardX") is not None:
         writers.append(Forgiving(partial(TensorBoard, root / "tensorboard")))
-    # And once more: a disk that does not answer is one that cannot be written to.
+    # And once more, for `TimeoutError`: a disk that does not answer is like a full one.
     return Forgiving(lambda: Async(Multi(*writers)))

@@ -1,4 +1,4 @@
-"""Go on without numbers that cannot be written: a full disk ends no run."""
+"""Go on without numbers that cannot be written, for example to a full disk."""
 
 import contextlib
 import logging
@@ -11,22 +11,22 @@ _log = logging.getLogger(__name__)
 
 
 class Forgiving:
-    """Hand rows to a writer; of those that it has no room for, keep the count.
+    """Pass rows to a writer; count those that it cannot write.
 
-    An `OSError` is logged, once; how many rows were lost is said at the end. A writer
-    that cannot be opened is opened with the first row that there is room for.
+    An `OSError` is logged once, the number of lost rows at the end. A writer that
+    cannot be opened is opened with the first row that can be written.
 
     Args:
-      open_writer: Makes the writer.
+      open_writer: Returns the writer.
     """
 
     def __init__(self, open_writer: Callable[[], Writer]):
         self._open = open_writer
         self._writer: Writer | None = None
         self._lost = 0
-        self._told = False
+        self._is_logged = False
         self._hangs = False
-        with contextlib.suppress(OSError):  # told when there is a row to lose
+        with contextlib.suppress(OSError):  # logged when there is a row to lose
             self._writer = open_writer()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -39,14 +39,14 @@ class Forgiving:
         self._forgiven("flush")
 
     def close(self) -> None:
-        """Close the writer, and say how many rows are lost."""
+        """Close the writer, and log the number of lost rows."""
         self._forgiven("close")
         if self._lost:
             _log.warning("%d rows of metrics could not be written.", self._lost)
             self._lost = 0
 
     def _forgiven(self, method: str, *arguments: Any) -> bool:
-        """Open the writer, if it is not open, and call it; return whether that went."""
+        """Open the writer, if it is not open, and call it; return if that succeeded."""
         if self._hangs:  # each try would hold up the run for as long again
             return False
         try:
@@ -54,8 +54,8 @@ class Forgiving:
             getattr(self._writer, method)(*arguments)
         except OSError as failure:
             self._hangs = isinstance(failure, TimeoutError)
-            if not self._told:
-                self._told = True
+            if not self._is_logged:
+                self._is_logged = True
                 _log.warning("Metrics are lost, and the run goes on: %s", failure)
             return False
         return True

@@ -8,11 +8,10 @@ from replicator.writers.writer import Writer, check_writer
 class Multi:
     """Hand everything to each of `writers`, in order.
 
-    One that fails does not keep the others from their numbers; its error is raised when
-    all had them.
+    If one fails, the others still get the numbers; its error is raised after that.
 
     Raises:
-      ArgumentError: One of them is no writer.
+      ArgumentError: One of them is not a writer.
 
     >>> copy = replicator.writers.JSONL("copy.jsonl")
     >>> writer = Multi(replicator.writers.JSONL("metrics.jsonl"), copy)
@@ -38,9 +37,13 @@ class Multi:
 
 
 def call_all(calls: Iterable[Callable[[], None]]) -> None:
-    """Make all calls in order, also after one failed; then raise what failed first.
+    """Make all calls in order, even after one failed; then raise the first error.
 
-    Later errors are noted on the first.
+    Later errors are notes of the first.
+
+    >>> call_all([lambda: print("first"), lambda: print("second")])
+    first
+    second
     """
     failures: list[Exception] = []
     for call in calls:

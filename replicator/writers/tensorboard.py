@@ -20,10 +20,10 @@ class TensorBoard:
 
     Args:
       directory: The folder; a resumed run may use that of the run before.
-      clock: Where the time of an event comes from.
+      clock: Clock for the time of an event.
 
     Raises:
-      ArgumentError: `directory` is no path.
+      ArgumentError: `directory` is not a path.
       ImportError: tensorboardX is not installed.
     """
 

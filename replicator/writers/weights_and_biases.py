@@ -17,12 +17,12 @@ class WandB:
     """Log scalars to one run of W&B.
 
     Args:
-      directory: Where W&B keeps its files; None lets it choose.
-      **settings: For `wandb.init`: `project`, `name`, `mode="offline"`; with `id` and
-        `resume="allow"` a run that was killed goes on in the same place.
+      directory: Folder of W&B's files; None lets it choose.
+      **settings: Arguments of `wandb.init`: `project`, `name`, `mode="offline"`; with
+        `id` and `resume="allow"` a run that was killed goes on in the same place.
 
     Raises:
-      ArgumentError: `directory` is no path.
+      ArgumentError: `directory` is not a path.
       ImportError: wandb is not installed.
     """
 

@@ -1,4 +1,4 @@
-"""The protocol of every writer, and the names that numbers have in all of them."""
+"""Protocol of writers, and the names of numbers in all of them."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -10,7 +10,7 @@ from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
 
 MOST_ENTRIES = 1_024
-"""Longer vectors are not written, entry by entry."""
+"""Longer vectors are not written entry by entry."""
 
 NUMBERS = "biufV"
 """Kinds of NumPy dtypes that are numbers; those of `ml_dtypes` are the last."""
@@ -20,10 +20,10 @@ _OF_THE_RUN = ("eval", "progress", "goodput", "memory", "compile", "program")
 
 
 class Writer(Protocol):
-    """A place for numbers.
+    """Writes numbers of steps.
 
-    Laws: rows arrive in the order written; after `flush` they are there for others to
-    read; what fails is raised, at the latest by `close`; `close` may be called twice.
+    Laws: rows arrive in the order written; after `flush` others can read them; errors
+    are raised, at the latest by `close`; `close` may be called twice.
     """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -35,15 +35,17 @@ class Writer(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush, and give back files and threads."""
+        """Flush, close files and end threads."""
         ...
 
 
 def check_names(metrics: PyTree) -> None:
-    """Refuse metrics of a step whose names are those of the run's own numbers.
+    """Raise if metrics of a step have names of the run's own numbers.
 
     Raises:
-      ArgumentError: One is.
+      ArgumentError: A metric has one.
+
+    >>> check_names({"loss": 0.5})
     """
     for path, _ in named_leaves(metrics):
         first, slash, _ = path.partition("/")
@@ -55,10 +57,10 @@ def check_names(metrics: PyTree) -> None:
 
 
 def check_writer(name: str, value: object) -> None:
-    """Refuse what is no writer.
+    """Raise if a value is not a writer.
 
     Raises:
-      ArgumentError: It is not.
+      ArgumentError: It is not a writer.
     """
     if isinstance(value, type) or not hasattr(value, "write"):
         raise ArgumentError(
@@ -72,8 +74,11 @@ def named_numbers(metrics: PyTree, *, max_ndim: int = 1) -> dict[str, float]:
     Args:
       metrics: NumPy leaves. A vector (one number for each replica) becomes one number
         for each entry; larger arrays, and vectors of more than `MOST_ENTRIES` (rows of
-        a batch), are no numbers and are left out, as complex ones and words are.
+        a batch), are left out, as complex numbers and strings are.
       max_ndim: 0 leaves vectors out, too.
+
+    >>> named_numbers({"loss": np.float32(0.5), "grads": {"norm": np.arange(2)}})
+    {'grads/norm/0': 0.0, 'grads/norm/1': 1.0, 'loss': 0.5}
     """
     numbers: dict[str, float] = {}
     for path, leaf in named_leaves(metrics):

@@ -87,7 +87,7 @@ def test_one_that_has_ended_is_said_to_have(running, capsys):
     folder = running.plan.folder
     running.stop_and_wait()
     assert main(["program", str(folder)]) == 1
-    assert "must be that of a program that runs" in capsys.readouterr().err
+    assert "must belong to a running program" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "nan", "1e9"])

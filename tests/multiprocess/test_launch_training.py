@@ -78,4 +78,4 @@ def test_a_run_that_lost_a_process_and_hung_ends_with_the_same_bits(
     # The stacks of all processes are kept, and tell which of them slept.
     stacks = sorted((records / "stacks").iterdir())
     assert [path.name.partition("-")[0] for path in stacks] == ["0", "1"]
-    assert "sleep_for_ever" in stacks[0].read_text()
+    assert "sleep_forever" in stacks[0].read_text()

@@ -35,8 +35,8 @@ def test_every_process_leaves_its_stacks(hung):
     directory, _, _ = hung
     stacks = sorted((directory / "stacks").iterdir())
     assert [path.name.partition("-")[0] for path in stacks] == ["0", "1"]
-    assert "sleep_for_ever" in stacks[1].read_text()
-    assert "sleep_for_ever" not in stacks[0].read_text()
+    assert "sleep_forever" in stacks[1].read_text()
+    assert "sleep_forever" not in stacks[0].read_text()
 
 
 def test_every_report_names_the_process_that_is_behind(hung):

@@ -72,8 +72,8 @@ def test_a_range_is_picked_from_by_the_seed_the_same_at_each_restart():
         ("explode at step 3", "got 'explode at step 3'"),
         ("kill at step 9..3", "must name a range upwards, got 9..3"),
         ("kill at step 0", "`at` must be at least 1, got 0"),
-        ("stall input at step 3", "`stall input` must say how long, got None"),
-        ("kill 3 s at step 3", "`kill` must say no time, got 3.0"),
+        ("stall input at step 3", "`stall input` must have a time, got None"),
+        ("kill 3 s at step 3", "`kill` must have no time, got 3.0"),
         ("nan in the next batch on replica 8 of 8 at step 1", "one of those"),
     ],
 )

@@ -87,7 +87,7 @@ def test_what_finds_no_partner_is_named(caplog):
     load_hooks([Counts(), stateless], [["Other", {"count": 1}, False], ["Hook", None]])
     assert caplog.messages == [
         "The run was saved without this `Counts`: it starts anew.",
-        "The run was saved with a `Other` that it has no more: its state is lost.",
+        "The run was saved with a `Other` that it now lacks: its state is lost.",
     ]
 
 

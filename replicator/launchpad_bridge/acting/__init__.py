@@ -1,15 +1,15 @@
-"""Environments, and who acts in them.
+"""Environments, and actors that act in them.
 
-    environments         what an actor steps: `VectorEnvironment`, next-step autoreset
+    environments         interface for actors: `VectorEnvironment`, next-step autoreset
     vector_env           a vectorised environment of gymnasium
     serial_environments  plain environments of gymnasium or dm_env
-    environment_state    how one is gone back to; snapshots: as bytes
+    environment_state    the state of an environment; snapshots: as bytes
     unroll               steps into trajectories
     actor                unrolls, inserts, and outlives learner and table
     local_inference      the policy on the actor's own processor
-    pulled_inference     that, with variables pulled from a learner
-    inference            a node that runs it for many actors
-    waiting              calls of nodes that may start again
+    pulled_inference     the same, with variables pulled from a learner
+    inference            a node that runs the policy for many actors
+    waiting              calls of nodes that may be restarted
 
 A loop in one process and the actors of a program act by the same `unroll`.
 """

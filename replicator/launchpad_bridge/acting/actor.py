@@ -1,11 +1,11 @@
-"""Act in environments and hand trajectories to a table, until the program stops.
+"""Act in environments and insert trajectories into a table, until the program stops.
 
-Free mode: each unroll takes the newest variables, acts, inserts. What was on its way to
-a table that died is lost, and counted.
+Free mode: each unroll takes the newest variables, acts, inserts. Trajectories sent to a
+table that died are lost, and counted.
 
-Deterministic mode: the table says which turn is the actor's next, and which version of
-the variables to act with. The actor sends a snapshot of itself along with each turn. It
-goes back to one of them when it, the table or the learner was started again:
+Deterministic mode: the table returns the actor's next turn, and the version of the
+variables to act with. The actor sends a snapshot of itself along with each turn. It
+goes back to one of them when it, the table or the learner was restarted:
 
     actor                            table                       learner
     turn(name)             ───────▶  number 7, snapshot of 6
@@ -73,7 +73,7 @@ class Actor:
                 )
                 program.add_node(node)
 
-    One that is killed starts again, and goes on where the table says.
+    One that is killed is restarted, and goes on from the table's turn.
     """
 
     def __init__(
@@ -98,23 +98,23 @@ class Actor:
         Args:
           make_environment: Makes a `VectorEnvironment`; takes the actor's index.
           policy: `policy(variables, observation, first, core, key)`, pure, over n
-            environments; `variables` is what the learner publishes, by name. Where it
-            requires parameters `index` or `steps` it gets the actor's index, or the
-            steps that its environments have taken, int32 scalars.
-          initial_core: Recurrent state of so many environments; `()` without.
-          learner: Client of who publishes variables: `get_variables`.
-          index: The actor's own: its random keys and its environments follow from it.
-            Without turns they follow from its name, too, and from where the learner was
-            when it started: no start lives through the episodes of another.
-          unroll_length: Steps in each trajectory.
-          table: Client of who holds trajectories; the learner by default.
+            environments; `variables` are the learner's, by name. With required
+            parameters `index` or `steps` it gets the actor's index, or the steps that
+            its environments have taken, int32 scalars.
+          initial_core: Returns the recurrent state of n environments; `()` for none.
+          learner: Client of an object with `get_variables`.
+          index: Index of the actor; its random keys and its environments depend on it.
+            Without turns they also depend on its name, and on the learner's version
+            when it started: no start repeats the episodes of another.
+          unroll_length: Number of steps in each trajectory.
+          table: Client of a table of trajectories; the learner by default.
           inference: Client of an `InferenceServer`, which then runs the policy.
-          seed: Of the run.
-          name: Its own, by which the table knows it; the worker's name in a program,
-            else "actor/<index>".
-          episodes: Stop after so many; None: with the program.
-          is_deterministic: Whether the table says what to do next, so that a run that
-            was killed anywhere ends with the same bits.
+          seed: Seed of the run.
+          name: Name of the actor in the table; the worker's name in a program, else
+            "actor/<index>".
+          episodes: Number of episodes to stop after; None to stop with the program.
+          is_deterministic: Whether the table gives turns, so that a run that was killed
+            anywhere ends with the same bits.
           one_episode_per_trajectory: Whether each trajectory begins with a new episode,
             whose seed follows from seed, index and number: then environments need no
             snapshots, and trajectories do not overlap.
@@ -122,12 +122,14 @@ class Actor:
         Raises:
           ArgumentError: An argument breaks its rule; or it is deterministic, and cannot
             go back: environments without snapshots, or a central inference, whose
-            batches (and so its rounding) depend on who calls when.
+            batches (and so its rounding) depend on the timing of calls.
         """
-        for what, number in (("index", index), ("seed", seed)):
-            check_whole(what, number)
+        for argument, number in (("index", index), ("seed", seed)):
+            check_whole(argument, number)
             if number < 0:
-                raise ArgumentError(f"`{what}` must be 0 or more, got {number}. Use 0.")
+                raise ArgumentError(
+                    f"`{argument}` must be 0 or more, got {number}. Use 0."
+                )
         check_count("unroll_length", unroll_length)
         if episodes is not None:
             check_count("episodes", episodes)
@@ -175,12 +177,12 @@ class Actor:
         """Act until the program stops, or `episodes` have ended.
 
         Returns:
-          What `statistics` does.
+          The result of `statistics`.
 
         Raises:
           EnvironmentFailedError: An environment raised; names the actor.
-          TrajectoryError: The table refused a turn: without it nobody can go on.
-          CheckpointMismatchError: The table has no snapshot for the turn it wants.
+          TrajectoryError: The table refused a turn: without it no actor can go on.
+          CheckpointMismatchError: The table has no snapshot for the turn it returned.
         """
         try:
             self._run()
@@ -196,13 +198,13 @@ class Actor:
 
     @STATISTICS
     def statistics(self) -> dict[str, Any]:
-        """Return counts of what happened.
+        """Return counts of its work.
 
         Returns:
           `steps` of all environments together; `trajectories` inserted, `lost` on their
-          way, `refused` by the table; `episodes` ended; how often it went back to a
-          turn or started from a snapshot, `restored`;
-          `waits`, `waited_s` for nodes that were gone; `version` acted with last.
+          way, `refused` by the table; `episodes` ended; `restored`, the number of times
+          that it went back to a turn or started from a snapshot; `waits`, `waited_s`
+          for nodes that were gone; `version` acted with last.
         """
         return {
             **self._counts,
@@ -250,7 +252,7 @@ class Actor:
         )
 
     def _go_to(self, number: int, snapshot: bytes | None) -> None:
-        """Be where a turn begins: begin anew, or go back to a snapshot."""
+        """Go to the beginning of a turn: begin anew, or restore a snapshot."""
         if self._begins_anew:
             snapshot = None
         goes_back = self._acting is not None or snapshot is not None
@@ -267,7 +269,7 @@ class Actor:
                     "was begun, or begin it anew."
                 )
             seed = environment_seed(
-                self._seed, self._index, number=number, start=self._draw_apart()
+                self._seed, self._index, number=number, start=self._reseeded()
             )
             steps = number * self._length if self._begins_anew else 0
             self._acting = start(
@@ -275,10 +277,10 @@ class Actor:
             )
         self._number = number
 
-    def _draw_apart(self) -> int:
-        """Return the number of this start, by which the policy draws, too."""
-        # Neither a second start, nor one after the learner went on from a checkpoint,
-        # nor another actor with the same index shall make the same trajectories again.
+    def _reseeded(self) -> int:
+        """Return the number of this start, which reseeds the policy, too."""
+        # A second start, one after the learner went on from a checkpoint, and another
+        # actor with the same index must not make the same trajectories again.
         if self._start is None:
             version = self._inference.first_version()
             self._start = start_number(
@@ -301,7 +303,7 @@ class Actor:
                 raise
             self._refused(size, error)
         except UNANSWERED as error:
-            # Only in free mode: whether the table had it before it died is not known.
+            # Only in free mode: the table may have received it before it died.
             self._waiting.lost("its table", error)
             self._counts["lost"] += size
         return turn
@@ -321,9 +323,9 @@ class Actor:
                 episodes=unrolled.episodes,
             )
 
-        # A turn has a number, so the table knows it again; other trajectories might get
-        # there twice, but for those that found no room in time: as the table says. A
-        # call that is late only, `CallTimeoutError`, may have been run.
+        # A turn has a number, so the table recognises it; other trajectories might be
+        # inserted twice, except after the table's own error that it had no room. A call
+        # that is only late, `CallTimeoutError`, may have been run.
         again_after = UNANSWERED if self._is_deterministic else (TableTimeoutError,)
         return self._waiting.call("its table", insert, again_after=again_after)
 

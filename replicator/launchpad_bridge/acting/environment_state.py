@@ -1,14 +1,14 @@
-"""Go back to an earlier state of one environment, by what it offers itself.
+"""Snapshot and restore the state of one environment, by methods of its own.
 
-- `snapshot()` and `restore(snapshot)`, methods of its own. A snapshot is plain data and
-  arrays (what `rpc` sends), and holds all that what follows depends on: state, random
-  generators, counters. `restore` is called on an environment that was made alike, in
-  another process too, before any `reset`.
+- `snapshot()` and `restore(snapshot)`. A snapshot is plain data and arrays (as `rpc`
+  sends them), and holds all that later steps depend on: state, random generators,
+  counters. `restore` is called on an environment made by the same arguments, in another
+  process too, before any `reset`.
 - Atari of `ale_py` (an `ale`, `clone_state`, `restore_state`): the emulator's state
   with its random generator, which decides on sticky actions.
 
-Only the outermost object is asked: a wrapper that counts steps or stacks frames, and
-does not say how to go back, would go on from another state.
+Only the outermost object counts: a wrapper that counts steps or stacks frames, without
+these methods, would go on from another state.
 """
 
 from typing import Any
@@ -18,7 +18,14 @@ from replicator.errors import ArgumentError
 
 
 def can_snapshot(environment: Any) -> bool:
-    """Tell whether an environment offers a way back."""
+    """Return whether an environment can be snapshot and restored.
+
+    >>> class Counter:
+    ...     def snapshot(self): ...
+    ...     def restore(self, snapshot): ...
+    >>> can_snapshot(Counter()), can_snapshot(object())
+    (True, False)
+    """
     return _has_own(environment) or _is_ale(environment)
 
 
@@ -26,13 +33,13 @@ def snapshot(environment: Any) -> PyTree:
     """Return the state of an environment: plain data and arrays.
 
     Raises:
-      ArgumentError: It offers none.
+      ArgumentError: It cannot be snapshot.
     """
     if _has_own(environment):
         return environment.snapshot()
     check_snapshots(environment)
     emulator = environment.clone_state(include_rng=True).serialize()
-    # Beside the emulator's own: frames that are skipped at random are drawn from it.
+    # A second generator, beside the emulator's: it draws the number of skipped frames.
     return emulator, environment.np_random.bit_generator.state
 
 
@@ -40,7 +47,7 @@ def restore(environment: Any, state: PyTree) -> None:
     """Put an environment into a state that `snapshot` returned.
 
     Raises:
-      ArgumentError: It offers no way back.
+      ArgumentError: It cannot be restored.
     """
     if _has_own(environment):
         environment.restore(state)
@@ -53,7 +60,7 @@ def restore(environment: Any, state: PyTree) -> None:
 
 
 def check_snapshots(environment: Any) -> None:
-    """Refuse an environment that offers no way back.
+    """Raise if an environment cannot be snapshot and restored.
 
     Raises:
       ArgumentError: It has neither `snapshot` and `restore` nor Atari's emulator.

@@ -1,9 +1,9 @@
-"""Environments as actors see them: several of a kind, stepped together.
+"""Interface of environments for actors: several of a kind, stepped together.
 
 An episode that has ended starts again at the *next* step (next-step autoreset, as
 gymnasium's `AutoresetMode.NEXT_STEP`): the step after a last one ignores its action
-and returns the first observation of the next episode. So the final observation of an
-episode that was cut off is there to bootstrap from.
+and returns the first observation of the next episode. So the final observation of a
+truncated episode can be bootstrapped from.
 
     observation   o0     o1     o2     o0     o1
     first         True   False  False  True   False
@@ -31,13 +31,13 @@ class EnvironmentFailedError(ReplicatorError, RuntimeError):
 
 
 class Step(NamedTuple):
-    """What n environments showed, and how they came there.
+    """Observations of n environments, and the transitions to them.
 
     Attributes:
       observation: Leaves [n, ...].
       reward: float32 [n], of the transition to here; 0 at a first step.
       discount: float32 [n], of the transition to here: 0 where the episode terminated
-        by it and at a first step, 1 otherwise, also where the episode was cut off.
+        by it and at a first step, 1 otherwise, also where the episode was truncated.
       first: bool [n], whether an episode starts here.
       last: bool [n], whether an episode ends here.
     """
@@ -53,7 +53,7 @@ class VectorEnvironment(Protocol):
     """Several environments that are stepped together, with next-step autoreset.
 
     Attributes:
-      size: How many.
+      size: Number of environments.
       can_snapshot: Whether `snapshot` and `restore` can be called.
     """
 
@@ -81,16 +81,16 @@ class VectorEnvironment(Protocol):
           actions: Leaves [n, ...].
 
         Returns:
-          Where they are. Its arrays are not written to again.
+          Their next step. Its arrays are not written to again.
         """
         ...
 
     def snapshot(self) -> bytes:
-        """Return all that what follows depends on; raises without `can_snapshot`."""
+        """Return all state that later steps depend on; raise if not `can_snapshot`."""
         ...
 
     def restore(self, snapshot: bytes) -> Step:
-        """Go back to a snapshot, of this object or of one that was made alike.
+        """Go back to a snapshot of this object, or of one made by the same arguments.
 
         Returns:
           The step that was the latest then.
@@ -99,7 +99,12 @@ class VectorEnvironment(Protocol):
 
 
 def first_step(observation: PyTree, size: int) -> Step:
-    """Return the step at which `size` episodes begin."""
+    """Return the step at which `size` episodes begin.
+
+    >>> step = first_step(np.zeros((2, 4)), size=2)
+    >>> step.first, step.reward
+    (array([ True,  True]), array([0., 0.], dtype=float32))
+    """
     return Step(
         observation,
         np.zeros(size, np.float32),
@@ -110,27 +115,30 @@ def first_step(observation: PyTree, size: int) -> Step:
 
 
 def with_infos(
-    observation: PyTree, told: Mapping[str, Any], names: Sequence[str]
+    observation: PyTree, infos: Mapping[str, Any], names: Sequence[str]
 ) -> PyTree:
-    """Return what a policy sees, with what gymnasium's infos hold under these names.
+    """Return the observation for a policy, with these values of gymnasium's infos.
 
     Args:
-      observation: Of one environment or of several.
-      told: Its infos.
-      names: Which; without any it sees the observation alone.
+      observation: Observation of one environment or of several.
+      infos: Its infos.
+      names: Names of the values; without any the observation is unchanged.
 
     Raises:
-      ArgumentError: The infos have none of a name; of several environments, of one.
+      ArgumentError: The infos lack a name, of one environment or more.
+
+    >>> with_infos(0.5, {"lives": 3}, ["lives"])
+    {'observation': 0.5, 'info': {'lives': array(3)}}
     """
     for name in names:
-        if name not in told or not np.all(told.get(f"_{name}", True)):
-            known = ", ".join(key for key in told if not key.startswith("_"))
+        if name not in infos or not np.all(infos.get(f"_{name}", True)):
+            known = ", ".join(key for key in infos if not key.startswith("_"))
             raise ArgumentError(
-                f"`infos` must name what is there at every step, got {name!r}; there "
-                f"is {known or 'nothing'}. Have the environment return it, also where "
-                "it is reset."
+                f"`infos` must name values present at every step, got {name!r}; "
+                f"present: {known or 'nothing'}. Return it from the environment, also "
+                "from `reset`."
             )
     if not names:
         return observation
-    info = {name: np.asarray(told[name]) for name in names}
+    info = {name: np.asarray(infos[name]) for name in names}
     return {"observation": observation, "info": info}

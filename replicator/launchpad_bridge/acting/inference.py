@@ -1,4 +1,4 @@
-"""One node that runs the policy for many actors, in batches: on an accelerator, say.
+"""One node that runs the policy for many actors in batches, as on an accelerator.
 
     actor ── act(observation [n], first, core, key, place) ──┐
     actor ── act(...) ───────────────────────────────────────┤  up to `batch_size` calls
@@ -6,8 +6,8 @@
 
 Calls are stacked, padded to the next power of two, and the policy is mapped over them
 (`vmap`), so each call keeps its own random key and there is one compilation for each
-power of two (and each n). The recurrent state travels with the calls: the server keeps
-nothing of an actor, and one that is started again goes on with the next call.
+power of two (and each n). The recurrent state travels with the calls: the server has no
+state of an actor, and one that is restarted goes on with the next call.
 
 Batching of inference: L. Espeholt et al., "SEED RL", ICLR 2020.
 """
@@ -32,7 +32,7 @@ from replicator.errors import (
 from replicator.launchpad_bridge.acting.local_inference import (
     Policy,
     actor_key,
-    asked_by,
+    extra_arguments,
     fold_steps,
     run_mapped,
 )
@@ -43,8 +43,8 @@ from replicator.launchpad_bridge.trajectories.arguments import ROWS, STATISTICS
 from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
 _MOST_ROWS = 65_536  # in a call
-_MOST_FORMS = 32  # of calls: each is compiled, and stays so
-_LOOK_S = 0.5  # how often a batch that waits for variables looks for the stop
+_MOST_FORMS = 32  # of calls: the compilation of each is kept
+_LOOK_S = 0.5  # between two checks of the stop, in a batch that waits for variables
 
 
 class InferenceServer:
@@ -72,12 +72,12 @@ class InferenceServer:
         """Make a server; variables come once it runs.
 
         Args:
-          policy: As for `Actor`.
-          learner: Client of who publishes variables: `get_variables`.
-          batch_size: Calls in a full batch: at most one for each actor.
-          timeout_s: How long a call waits for others.
-          refresh_s: How often the learner is asked for newer variables.
-          device: Where the policy runs; the first of this process by default.
+          policy: See `Actor`.
+          learner: Client of an object with `get_variables`.
+          batch_size: Number of calls in a full batch: at most one for each actor.
+          timeout_s: Longest wait of a call for others.
+          refresh_s: Seconds between two calls for newer variables.
+          device: Device of the policy; the first of this process by default.
 
         Raises:
           ArgumentError: A number is out of range.
@@ -92,16 +92,16 @@ class InferenceServer:
         self._learner = learner
         self._refresh_s = refresh_s
         self._device = device or jax.local_devices()[0]
-        # Written by the one thread that refreshes, read by the one that runs a batch:
-        # version and variables are one object, so they always belong together.
+        # Written by the one thread that refreshes, read by the one that runs a batch.
+        # No lock: version and variables are one object, so they always match.
         self._held: Variables | None = None
         self._is_ready = threading.Event()
-        # Written where a batch runs, of which there is one at a time.
+        # Written by the thread of a batch; there is one batch at a time.
         self._batches = self._calls = self._rows = 0
         self._forms: set[Any] = set()  # of calls that were answered
         self._act = batched_handler(batch_size, timeout=timeout_s)(self._act)
         act = functools.partial(self.act)
-        vars(act)["batch_size"] = batch_size  # as a batched handler tells its server
+        vars(act)["batch_size"] = batch_size  # read by its server
         self.act = act
 
     @accepts(
@@ -119,21 +119,21 @@ class InferenceServer:
         key: np.ndarray,
         place: np.ndarray,
     ) -> tuple[PyTree, PyTree, PyTree, np.ndarray]:
-        """Return actions, extras, the next core and the version that chose.
+        """Return actions, extras, the next core and the version of the variables.
 
-        What one call brings is n rows; concurrent ones run as one batch, in which each
-        leaf has another axis in front.
+        A call has n rows; concurrent calls run as one batch, in which each leaf has
+        another axis in front.
 
         Args:
           observation: Leaves [n, ...]; in dictionaries, tuples or dataclasses.
           first: bool [n].
           core: Leaves [n, ...].
-          key: The data of a random key.
+          key: Data of a random key.
           place: int32 [2], the actor's index and its steps so far.
 
         Raises:
-          ArgumentError: A leaf has not n rows, or another argument is not as it is to
-            be.
+          ArgumentError: A leaf does not have n rows, or another argument breaks its
+            rule.
           ServerStoppedError: The program stops.
         """
         for leaf in jax.tree.leaves((observation, core)):
@@ -161,14 +161,14 @@ class InferenceServer:
                 f"`observation` must be of at most {_MOST_FORMS} forms, got one more. "
                 "Give all actors environments of the same shapes."
             )
-        asked = asked_by(self._policy, index=place[:, 0], steps=place[:, 1])
+        extra = extra_arguments(self._policy, index=place[:, 0], steps=place[:, 1])
         arguments = jax.tree.map(
-            lambda leaf: _padded(leaf, calls), (observation, first, core, key, asked)
+            lambda leaf: _padded(leaf, calls), (observation, first, core, key, extra)
         )
-        answer = run_mapped(self._policy, held.values, *arguments)
+        results = run_mapped(self._policy, held.values, *arguments)
         self._forms.add(form)
         action, extras, core = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[:calls], answer
+            lambda leaf: np.asarray(leaf)[:calls], results
         )
         self._batches += 1
         self._calls += calls
@@ -176,7 +176,7 @@ class InferenceServer:
         return action, extras, core, np.full(calls, held.version)
 
     def run(self) -> None:
-        """Keep the variables new until the program stops."""
+        """Refresh the variables until the program stops."""
         try:
             while not self._waiting.stop.is_set():
                 self.refresh()
@@ -185,7 +185,7 @@ class InferenceServer:
             return
 
     def refresh(self) -> bool:
-        """Ask the learner for newer variables; return whether there were any."""
+        """Call the learner for newer variables; return whether there were any."""
         version = None if self._held is None else self._held.version
         found = self._waiting.newest_variables(self._learner, version)
         if found is None:
@@ -197,7 +197,7 @@ class InferenceServer:
 
     @accepts()
     def get_version(self) -> int:
-        """Return the version of its variables; waits for the first ones.
+        """Return the version of its variables; wait for the first ones.
 
         Raises:
           ServerStoppedError: The program stops.
@@ -206,7 +206,7 @@ class InferenceServer:
 
     @STATISTICS
     def statistics(self) -> dict[str, Any]:
-        """Return how many `batches`, `calls` and `rows` it ran, and its `version`."""
+        """Return the numbers of `batches`, `calls` and `rows`, and the `version`."""
         return {
             "batches": self._batches,
             "calls": self._calls,
@@ -215,31 +215,31 @@ class InferenceServer:
         }
 
     def _wait_held(self) -> Variables:
-        # Callers whose deadline passes meanwhile leave, and call again.
+        # Callers whose deadline passes meanwhile give up, and call again.
         while not self._is_ready.wait(_LOOK_S):
             if self._waiting.stop.is_set():
                 raise ServerStoppedError("`act` has no variables, and the run is over.")
             if rpc.cancelled():
-                raise CallCancelledError("Nobody waits for variables any more.")
+                raise CallCancelledError("The caller of `act` no longer waits.")
         assert self._held is not None
         return self._held
 
 
 class RemoteInference:
-    """Acts by asking an `InferenceServer`; an `Act` of `unroll`.
+    """Acts by calls of an `InferenceServer`; an `Act` of `unroll`.
 
     Attributes:
-      version: The oldest that acted in this unroll; None before the first call.
+      version: Oldest version that acted in this unroll; None before the first call.
     """
 
     def __init__(self, client: Any, waiting: Waiting, *, seed: int, index: int) -> None:
         """Make it; nothing is called.
 
         Args:
-          client: Of the server.
-          waiting: What calls until the server answers.
-          seed: Of the run.
-          index: Of the actor.
+          client: Client of the server.
+          waiting: Calls the server until it answers.
+          seed: Seed of the run.
+          index: Index of the actor.
         """
         self.version: int | None = None
         self._client = client
@@ -257,7 +257,7 @@ class RemoteInference:
         """
         key = np.asarray(fold_steps(self._key, np.uint32(steps)))
         place = np.array([self._index, steps], np.int32)
-        # Acting changes nothing there, so a call may be made again.
+        # Acting changes no state of the server, so a call may be made again.
         action, extras, core, version = self._waiting.call(
             "inference", lambda: self._client.act(observation, first, core, key, place)
         )
@@ -274,7 +274,7 @@ class RemoteInference:
         return self._waiting.call("inference", lambda: self._client.get_version())
 
     def reseed(self, start: int) -> None:
-        """Draw other numbers than other starts; see `LocalInference`."""
+        """Use another random key than other starts; see `LocalInference`."""
         self._key = actor_key(self._seed, self._index, start)
 
     def ready_for(self, turn: ActorTurn, ask: Callable[[], ActorTurn]) -> ActorTurn:
@@ -285,7 +285,7 @@ class RemoteInference:
 
 
 def _padded(leaf: np.ndarray, calls: int) -> np.ndarray:
-    """Return it with its first row repeated, up to a power of two rows."""
+    """Return a leaf with its first row repeated, up to a power of two rows."""
     missing = (1 << (calls - 1).bit_length()) - calls
     if not missing:
         return leaf

@@ -1,4 +1,4 @@
-"""Run a policy where its environments are, on the processor.
+"""Run a policy beside its environments, on the processor.
 
 A policy is a pure function of a batch of n environments:
 
@@ -6,11 +6,11 @@ A policy is a pure function of a batch of n environments:
         -> (action [n, ...], extras, core)
 
 Its key is `fold_in(fold_in(key(seed), actor's index), steps taken)`, so the random bits
-do not depend on where inference runs, nor on what ran before. Where actors take no
-turns, the number of the actor's start is folded in before the steps.
+do not depend on where inference runs, nor on earlier calls. Where actors take no turns,
+the number of the actor's start is folded in before the steps.
 
-A policy that requires parameters of the names `index` and `steps` gets these, too: its
-actor's index, and the steps that its environments have taken, int32 scalars.
+A policy with required parameters `index` or `steps` gets these, too: its actor's index,
+and the steps that its environments have taken, int32 scalars.
 """
 
 import functools
@@ -24,8 +24,8 @@ import numpy as np
 from replicator.base.types import Key, PyTree
 
 Policy: TypeAlias = Callable[..., tuple[PyTree, PyTree, PyTree]]
-"""`policy(variables, observation, first, core, key) -> (action, extras, core)`; of
-parameters besides these `index` and `steps` are known."""
+"""`policy(variables, observation, first, core, key) -> (action, extras, core)`; it may
+have parameters `index` and `steps` besides these."""
 
 
 class LocalInference:
@@ -35,9 +35,9 @@ class LocalInference:
         """Make it; nothing is compiled before the first call.
 
         Args:
-          policy: Pure; see the module.
-          seed: Of the run.
-          index: Of the actor.
+          policy: Pure function; see the module.
+          seed: Seed of the run.
+          index: Index of the actor.
         """
         self._policy = policy
         self._device = jax.local_devices(backend="cpu")[0]
@@ -46,7 +46,7 @@ class LocalInference:
         self._variables: PyTree = None
 
     def reseed(self, start: int) -> None:
-        """Draw other numbers than other starts of the same actor.
+        """Use another random key than other starts of the same actor.
 
         Args:
           start: `start_number`; 0 for the key of seed and index alone.
@@ -54,10 +54,10 @@ class LocalInference:
         self._key = actor_key(self._seed, self._index, start)
 
     def use(self, variables: PyTree) -> None:
-        """Act with these from now on.
+        """Act with these variables from now on.
 
         Args:
-          variables: What the policy gets; placed on the processor's device once.
+          variables: Argument of the policy; placed on the processor's device once.
         """
         self._variables = jax.device_put(variables, self._device)
 
@@ -65,8 +65,8 @@ class LocalInference:
         self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return actions, extras and the next core; see `Act`."""
-        # The first core is of the host, those after it of the device: XLA would compile
-        # once for each.
+        # The first core is on the host, later ones on the device: XLA would compile
+        # for either.
         if not all(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(core)):
             core = jax.device_put(core, self._device)
         return _act(
@@ -81,8 +81,13 @@ class LocalInference:
         )
 
 
-def asked_by(policy: Policy, **known: Any) -> dict[str, Any]:
-    """Return, of what is known by name, what a policy has parameters for."""
+def extra_arguments(policy: Policy, **known: Any) -> dict[str, Any]:
+    """Return the values for which a policy has required parameters.
+
+    >>> def policy(variables, observation, first, core, key, steps): ...
+    >>> extra_arguments(policy, index=3, steps=20)
+    {'steps': 20}
+    """
     required = {
         name
         for name, parameter in inspect.signature(policy).parameters.items()
@@ -97,7 +102,7 @@ def actor_key(seed: int, index: int, start: int = 0) -> Key:
     with jax.default_device(device):
         key = jax.random.fold_in(jax.random.key(seed), index)
         key = jax.random.fold_in(key, start) if start else key
-    return jax.device_put(key, device)  # and stays there
+    return jax.device_put(key, device)  # committed to it
 
 
 @jax.jit
@@ -114,33 +119,33 @@ def run_mapped(
     first: Any,
     core: PyTree,
     key_data: Any,
-    asked: dict[str, Any],
+    extra: dict[str, Any],
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Run a policy for several calls at once, each with a key of its own.
 
     Args:
-      policy: Pure; see the module.
-      variables: Of all calls.
+      policy: Pure function; see the module.
+      variables: Variables for all calls.
       observation: Leaves [calls, n, ...].
       first: bool [calls, n].
       core: Leaves [calls, n, ...].
-      key_data: What `fold_steps` returned for each.
-      asked: Of `asked_by`, int32 [calls].
+      key_data: Result of `fold_steps` for each call.
+      extra: Result of `extra_arguments`, int32 [calls].
 
     Returns:
       Actions, extras and the next core, leaves [calls, n, ...].
     """
 
     def act(
-        observation: PyTree, first: Any, core: PyTree, data: Any, asked: dict[str, Any]
+        observation: PyTree, first: Any, core: PyTree, data: Any, extra: dict[str, Any]
     ) -> Any:
         key = jax.random.wrap_key_data(data)
-        return policy(variables, observation, first, core, key, **asked)
+        return policy(variables, observation, first, core, key, **extra)
 
-    return jax.vmap(act)(observation, first, core, key_data, asked)
+    return jax.vmap(act)(observation, first, core, key_data, extra)
 
 
-# Of the module, not of an actor: those that are threads share what it has compiled.
+# A function of the module: actors in threads share its compilations.
 @functools.partial(jax.jit, static_argnums=0)
 def _act(
     policy: Policy,
@@ -153,5 +158,5 @@ def _act(
     index: Any,
 ) -> tuple[PyTree, PyTree, PyTree]:
     key = jax.random.fold_in(key, steps)
-    asked = asked_by(policy, index=index, steps=steps.astype(np.int32))
-    return policy(variables, observation, first, core, key, **asked)
+    extra = extra_arguments(policy, index=index, steps=steps.astype(np.int32))
+    return policy(variables, observation, first, core, key, **extra)

@@ -15,7 +15,7 @@ from replicator.launchpad_bridge.learner.published import Variables
 from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
 _LOG = logging.getLogger(__name__)
-_TRIES_UNTIL_SAID = 10
+_TRIES_BEFORE_WARNING = 10
 _PAUSE_S = 0.1
 
 
@@ -23,7 +23,7 @@ class PulledInference(LocalInference):
     """An `Act` with a learner's variables: the newest, or those of a turn.
 
     Attributes:
-      version: Of the variables it has; None before the first.
+      version: Version of its variables; None before the first.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class PulledInference(LocalInference):
         """Make it; nothing is pulled.
 
         Args:
-          policy: As for `Actor`.
-          learner: Client of who has `get_variables`.
-          waiting: What calls until the learner answers.
-          seed: Of the run.
-          index: Of the actor.
+          policy: See `Actor`.
+          learner: Client of an object with `get_variables`.
+          waiting: Calls the learner until it answers.
+          seed: Seed of the run.
+          index: Index of the actor.
         """
         super().__init__(policy, seed=seed, index=index)
         self.version: int | None = None
@@ -49,17 +49,17 @@ class PulledInference(LocalInference):
         return self.version
 
     def ready_for(self, turn: ActorTurn, ask: Callable[[], ActorTurn]) -> ActorTurn:
-        """Have the variables for a turn.
+        """Pull the variables for a turn.
 
-        A learner that went back to its checkpoint wants other turns first, and would
-        never publish what this one waits for: so the table is asked again.
+        A learner that went back to its checkpoint needs other turns first, and would
+        never publish the version of this one: so the table is called again.
 
         Args:
-          turn: That comes next.
-          ask: Returns the turn that the table wants by now.
+          turn: Next turn of the actor.
+          ask: Calls the table for the actor's turn.
 
         Returns:
-          The turn that there are variables for: `turn`, or what `ask` returned.
+          The turn of the pulled variables: `turn`, or the result of `ask`.
 
         Raises:
           ReplicatorError: The learner refused, and the turn is still the same.
@@ -78,7 +78,7 @@ class PulledInference(LocalInference):
             if refused is not None and is_same:
                 raise refused
             tries += 1
-            if tries == _TRIES_UNTIL_SAID:
+            if tries == _TRIES_BEFORE_WARNING:
                 name = self._waiting.name
                 _LOG.warning("%s waits for variables %d", name, turn.version)
         return turn
@@ -91,7 +91,7 @@ class PulledInference(LocalInference):
             self._waiting.pause(_PAUSE_S)  # it has published nothing yet
 
     def _pull(self, version: int) -> Exception | None:
-        """Pull a version if it comes soon; return why it never will."""
+        """Pull a version if it comes soon; return the error if it never will."""
         try:
             found = self._learner.get_variables(
                 version=version, timeout_s=HANDLER_WAIT_S

@@ -1,4 +1,4 @@
-"""Plain environments of gymnasium or `dm_env`, stepped in turn by one thread."""
+"""Plain environments of gymnasium or `dm_env`, stepped one by one in one thread."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, final
@@ -24,19 +24,19 @@ from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 def from_gymnasium_envs(
     makers: Sequence[Callable[[], Any]], *, infos: Sequence[str] = ()
 ) -> "SerialEnvironments":
-    """Adapt several environments of gymnasium; they start again by themselves here.
+    """Adapt several environments of gymnasium; the adapter resets them.
 
     Args:
       makers: Each makes one. Environment i is seeded with `seed + i`, as in a
-        `SyncVectorEnv`. They can be gone back to where each offers a way
+        `SyncVectorEnv`. They can be snapshot if each supports it
         (`environment_state`).
-      infos: As of `from_gymnasium`.
+      infos: See `from_gymnasium`.
 
     Returns:
       A `VectorEnvironment`.
 
     Raises:
-      ArgumentError: There is none.
+      ArgumentError: `makers` is empty.
 
     >>> import gymnasium
     >>> make = lambda: gymnasium.make("CartPole-v1", max_episode_steps=2)
@@ -54,15 +54,15 @@ def from_dm_env(makers: Sequence[Callable[[int], Any]]) -> "SerialEnvironments":
     """Adapt several environments of `dm_env`.
 
     Args:
-      makers: Each makes one from a seed, as `dm_env` does not seed what is there:
-        `reset(seed)` makes them anew, environment i from `seed + i`. They can be gone
-        back to where each has methods `snapshot` and `restore` (`environment_state`).
+      makers: Each makes one from a seed, as `dm_env` cannot seed an environment later:
+        `reset(seed)` makes them anew, environment i from `seed + i`. They can be
+        snapshot if each has methods `snapshot` and `restore` (`environment_state`).
 
     Returns:
       A `VectorEnvironment`.
 
     Raises:
-      ArgumentError: There is none.
+      ArgumentError: `makers` is empty.
     """
     return SerialEnvironments([_DmEnv(make) for make in makers])
 
@@ -79,7 +79,7 @@ class SerialEnvironments:
     """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`.
 
     Attributes:
-      size: How many there are.
+      size: Number of environments.
     """
 
     def __init__(self, ones: Sequence["_Gymnasium | _DmEnv"]) -> None:
@@ -137,7 +137,7 @@ class SerialEnvironments:
         return self._step
 
     def close(self) -> None:
-        """End what the environments have started."""
+        """Close the environments."""
         for one in self._ones:
             one.close()
 
@@ -150,13 +150,13 @@ class _Gymnasium:
         self._infos = tuple(infos)
 
     def reset(self, seed: int | None) -> PyTree:
-        """Begin an episode and return its first observation; None goes on by chance."""
-        observation, told = self.environment.reset(seed=seed)
-        return with_infos(observation, told, self._infos)
+        """Begin an episode; return its first observation. None keeps the generator."""
+        observation, infos = self.environment.reset(seed=seed)
+        return with_infos(observation, infos, self._infos)
 
     def step(self, action: PyTree) -> _Outcome:
-        observation, reward, terminated, truncated, told = self.environment.step(action)
-        seen = with_infos(observation, told, self._infos)
+        observation, reward, terminated, truncated, info = self.environment.step(action)
+        seen = with_infos(observation, info, self._infos)
         discount = 0.0 if terminated else 1.0
         return _Outcome(seen, reward, discount, terminated or truncated)
 
@@ -165,7 +165,7 @@ class _Gymnasium:
 
 
 class _DmEnv:
-    """One environment of `dm_env`, made where it is first needed."""
+    """One environment of `dm_env`, made when it is first needed."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self._make = make
@@ -173,7 +173,7 @@ class _DmEnv:
 
     @property
     def environment(self) -> Any:
-        if self._made is None:  # only to be asked, or to be put into another state
+        if self._made is None:  # for `can_snapshot`, or for `restore`
             self._made = self._make(0)
         return self._made
 

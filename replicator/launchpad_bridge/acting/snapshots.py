@@ -1,7 +1,7 @@
-"""What an environment or an actor is, as bytes that a table keeps and hands back.
+"""State of an environment or an actor as bytes, which a table keeps and returns.
 
-They travel, and lie in checkpoints, so they are read by the codec of `rpc`, which takes
-no code: data and arrays only.
+They are sent, and stored in checkpoints, so they are read by the codec of `rpc`, which
+accepts data and arrays only, no code.
 
     8 bytes   length of the head, little-endian
     head      as `codec.encode` returns it
@@ -20,10 +20,10 @@ def pack(value: PyTree) -> bytes:
     """Return a value as bytes; equal bytes for equal values.
 
     Args:
-      value: Of what `rpc` sends: plain data and arrays.
+      value: Plain data and arrays, as `rpc` sends them.
 
     Raises:
-      EncodeError: Something in it is neither; says what, and where.
+      EncodeError: A part of it is neither; names the part.
 
     >>> unpack(pack({"steps": 3}))
     {'steps': 3}
@@ -34,10 +34,13 @@ def pack(value: PyTree) -> bytes:
 
 
 def unpack(packed: bytes) -> PyTree:
-    """Return the value of which `pack` made these bytes; its arrays are read-only.
+    """Return the value that `pack` turned into these bytes; its arrays are read-only.
 
     Raises:
-      DecodeError: They are none of `pack`.
+      DecodeError: They are not bytes of `pack`.
+
+    >>> unpack(pack((3, b"ab")))
+    (3, b'ab')
     """
     end = _LENGTH_BYTES + int.from_bytes(packed[:_LENGTH_BYTES], "little")
     if len(packed) < end:

@@ -1,7 +1,7 @@
 """Act for some steps, and make trajectories of them.
 
-The same function stands inside of an `Actor` of a program and of a loop in one process,
-and makes the same bits in both, where actors take turns:
+An `Actor` of a program and a loop in one process use the same function, and get the
+same bits, where actors take turns:
 
     act = LocalInference(policy, seed=0, index=0)
     act.use(variables)
@@ -11,8 +11,8 @@ and makes the same bits in both, where actors take turns:
         acting = unrolled.acting
         ...                                       # learn from `unrolled.trajectories`
 
-A trajectory is one row: leaves [n, length + 1, ...] of what was seen, [n, length, ...]
-of what was done. Consecutive ones overlap by an observation: the last of one is the
+A trajectory is one row: leaves [n, length + 1, ...] of observations, [n, length, ...]
+of actions. Consecutive ones overlap by an observation: the last of one is the
 first of the next.
 """
 
@@ -36,7 +36,7 @@ from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 
 
 class Act(Protocol):
-    """Chooses actions: with variables of its own, or by asking who has them."""
+    """Chooses actions: with variables of its own, or by calls of a server."""
 
     def __call__(
         self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
@@ -47,18 +47,18 @@ class Act(Protocol):
           observation: Leaves [n, ...].
           first: bool [n]; where True, the core is reset before it is used.
           core: Recurrent state, leaves [n, ...].
-          steps: Taken before by these environments; chooses the random key.
+          steps: Steps taken before by these environments; selects the random key.
         """
         ...
 
 
 class Acting(NamedTuple):
-    """Where n environments and their policy are, between two unrolls.
+    """State of n environments and their policy, between two unrolls.
 
     Attributes:
-      step: The latest.
-      core: Recurrent state, leaves [n, ...]; an empty tuple without.
-      steps: Taken so far.
+      step: Latest step.
+      core: Recurrent state, leaves [n, ...]; an empty tuple for none.
+      steps: Number of steps taken so far.
       returns: float64 [n], sums of rewards of the episodes that go on.
       ages: int32 [n], steps taken in these episodes.
     """
@@ -71,7 +71,7 @@ class Acting(NamedTuple):
 
 
 class Unrolled(NamedTuple):
-    """What an unroll made.
+    """Result of an unroll.
 
     Attributes:
       trajectories: `observation`, `first`, `last` and `age` [n, length + 1, ...], the
@@ -79,7 +79,7 @@ class Unrolled(NamedTuple):
         [n, length, ...] of the transitions between them; `core` [n, ...] before the
         first of them.
       episodes: Returns of the episodes that ended, in the order in which they did.
-      acting: Where to go on.
+      acting: State to go on from.
     """
 
     trajectories: dict[str, PyTree]
@@ -88,13 +88,13 @@ class Unrolled(NamedTuple):
 
 
 def start_number(name: str, *, version: int, attempt: int) -> int:
-    """Return what tells one start of an actor from all others of its run.
+    """Return a number that differs between all starts of actors of a run.
 
     Args:
-      name: Of the actor.
-      version: Of the first variables that it has: a learner that goes on from its
+      name: Name of the actor.
+      version: Version of its first variables: a learner that goes on from its
         checkpoint begins with a later one.
-      attempt: Which start of its worker it is, in this sitting.
+      attempt: Number of this start of its worker, in this launch of the program.
 
     Returns:
       1 to 2**31 - 1, the same for the same arguments.
@@ -111,16 +111,16 @@ def environment_seed(seed: int, index: int, *, number: int = 0, start: int = 0) 
     """Return the seed by which an actor resets its environments, 0 to 2**31 - 1.
 
     Args:
-      seed: Of the run, 0 or more.
-      index: Of the actor, 0 or more.
-      number: Of the trajectory, where each begins with a reset.
-      start: `start_number`, where another start of the actor is to see others.
+      seed: Seed of the run, 0 or more.
+      index: Index of the actor, 0 or more.
+      number: Number of the trajectory, if each begins with a reset.
+      start: `start_number`, if another start of the actor must have other episodes.
 
     >>> environment_seed(0, 0) == environment_seed(0, 1)
     False
     """
-    words = np.random.SeedSequence((seed, index, number, start)).generate_state(1)
-    return int(words[0]) >> 1
+    [drawn] = np.random.SeedSequence((seed, index, number, start)).generate_state(1)
+    return int(drawn) >> 1
 
 
 def start(
@@ -133,10 +133,10 @@ def start(
     """Begin new episodes.
 
     Args:
-      environment: To be reset.
+      environment: Environments to reset.
       initial_core: Returns the recurrent state of so many environments.
-      seed: For the reset.
-      steps: Taken before, where this is no beginning for the policy.
+      seed: Seed of the reset.
+      steps: Steps that the policy has taken before.
 
     Raises:
       EnvironmentFailedError: The environment raised.
@@ -161,20 +161,20 @@ def unroll(
     """Take `length` steps in each environment.
 
     Args:
-      environment: Is where `acting` says.
+      environment: Environments in the state of `acting`.
       act: Chooses the actions.
-      acting: What `start`, or the unroll before, returned.
+      acting: Result of `start`, or of the unroll before.
       length: Number of steps.
-      is_stopped: Asked before each step; ends the unroll.
+      is_stopped: Called before each step; True ends the unroll.
 
     Returns:
       Trajectories, in memory of their own; None if it was stopped.
 
     Raises:
-      ArgumentError: `length` is less than 1, or what `act` returns is not of each
+      ArgumentError: `length` is less than 1, or `act` does not return a row for each
         environment.
       EnvironmentFailedError: The environment raised, or returned a step of another form
-        than `Step` says, or than the one before; says after how many.
+        than `Step`, or than the one before; gives the number of steps.
     """
     check_count("length", length)
     step, core = acting.step, acting.core
@@ -203,7 +203,7 @@ def unroll(
             _check_same(acting.step, step, steps)
         gained.write(t, (step.reward, step.discount))
     seen.write(length, (step.observation, step.first, step.last))
-    assert done is not None, "there was a step"
+    assert done is not None, "`length` is at least 1"
     observation, first, last = seen.tree()
     (reward, discount), (actions, extras) = gained.tree(), done.tree()
     returns, episodes = _episodes(acting.returns, reward, last)
@@ -224,11 +224,11 @@ def unroll(
 
 
 def pack_acting(environment: VectorEnvironment, acting: Acting) -> bytes:
-    """Return where environments and policy are, as bytes.
+    """Return the state of environments and policy as bytes.
 
     Args:
-      environment: With `can_snapshot`, and where `acting` says.
-      acting: Between two unrolls.
+      environment: Environments with `can_snapshot`, in the state of `acting`.
+      acting: State between two unrolls.
     """
     core = [np.asarray(leaf) for leaf in jax.tree.leaves(acting.core)]
     counted = acting.steps, acting.returns, acting.ages
@@ -240,17 +240,17 @@ def unpack_acting(
     initial_core: Callable[[int], PyTree],
     packed: bytes,
 ) -> Acting:
-    """Go back to where `pack_acting` was called.
+    """Restore the state that `pack_acting` returned.
 
     Args:
-      environment: Made like that one; it is put into its state.
-      initial_core: As for `start`.
-      packed: What `pack_acting` returned.
+      environment: Made by the same arguments; it is restored.
+      initial_core: See `start`.
+      packed: Result of `pack_acting`.
     """
     state, leaves, steps, returns, *counted = unpack(packed)
     structure = jax.tree.structure(initial_core(environment.size))
     core = jax.tree.unflatten(structure, leaves)
-    # An older snapshot does not know them.
+    # Older snapshots do not have them.
     (ages,) = counted or [np.zeros(environment.size, np.int32)]
     return Acting(environment.restore(state), core, steps, returns, ages)
 
@@ -268,7 +268,7 @@ class _Rows:
         self._forms = [(row[:, 0].shape, row.dtype) for row in self._leaves]
 
     def differs(self, tree: PyTree) -> bool:
-        """Return whether a tree is of another form, and would be changed to fit."""
+        """Return whether a tree has another form, and would be cast on writing."""
         leaves, structure = jax.tree.flatten(tree)
         forms = [
             (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
@@ -277,7 +277,7 @@ class _Rows:
         return forms != self._forms or structure != self._structure
 
     def write(self, t: int, tree: PyTree) -> None:
-        """Copy what was at one time."""
+        """Copy the values of one time step."""
         for row, leaf in zip(self._leaves, jax.tree.leaves(tree), strict=True):
             row[:, t] = leaf
 
@@ -291,7 +291,7 @@ def _episodes(
     """Return the sums of rewards that go on, and those that ended, in order.
 
     Args:
-      returns: [n], before.
+      returns: [n], sums before.
       reward: [n, T], of the transition t to t + 1.
       last: [n, T + 1], whether an episode ends at t.
     """
@@ -320,7 +320,7 @@ def _ages(ages: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def _check_step(step: Step, size: int, steps: int) -> None:
-    """Refuse a first step that is not what `Step` says."""
+    """Raise if a first step does not have the form of `Step`."""
     _check_same(first_step(step.observation, size), step, steps)
     for name, leaf in named_leaves({"observation": step.observation}):
         if np.shape(leaf)[:1] != (size,):
@@ -329,7 +329,7 @@ def _check_step(step: Step, size: int, steps: int) -> None:
 
 
 def _check_acted(acted: PyTree, size: int) -> None:
-    """Refuse what a policy returns unless it has a row for each environment."""
+    """Raise if the results of a policy lack a row for each environment."""
     for name, leaf in named_leaves(acted):
         if np.shape(leaf)[:1] != (size,):
             raise ArgumentError(
@@ -339,7 +339,7 @@ def _check_acted(acted: PyTree, size: int) -> None:
 
 
 def _check_same(expected: Step, step: Step, steps: int) -> None:
-    """Refuse a step of another form; says which leaf differs."""
+    """Raise if a step has another form; name the leaf that differs."""
     wrong = first_difference(expected._asdict(), step._asdict())
     if wrong is not None:
         raise _unlike(wrong, steps)
@@ -348,13 +348,13 @@ def _check_same(expected: Step, step: Step, steps: int) -> None:
 def _unlike(wrong: str, steps: int) -> EnvironmentFailedError:
     return EnvironmentFailedError(
         "`environment` must return steps of one form, bool and float32 of each "
-        f"environment, got another after {steps} steps: {wrong}. Mend the environment, "
-        "or convert what it returns."
+        f"environment, got another after {steps} steps: {wrong}. Fix the environment, "
+        "or convert its steps."
     )
 
 
 def _failed(doing: str, steps: int, error: Exception) -> EnvironmentFailedError:
     return EnvironmentFailedError(
         f"`environment.{doing}` must not raise, got {type(error).__name__} after "
-        f"{steps} steps: {error}. Mend the environment, or restart the actor."
+        f"{steps} steps: {error}. Fix the environment, or restart the actor."
     )

@@ -1,4 +1,4 @@
-"""A `VectorEnv` of gymnasium as actors see it."""
+"""Adapt a `VectorEnv` of gymnasium for actors."""
 
 import operator
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ def from_gymnasium(vector_env: Any, *, infos: Sequence[str] = ()) -> "GymnasiumV
 
     Args:
       vector_env: With `AutoresetMode.NEXT_STEP`, or `SAME_STEP`: there an environment
-        that has started again is stepped once and then reset, which it must be able to
-        be alone (`options={"reset_mask": ...}`), so that no action goes unseen. It can
-        be gone back to where it has methods `snapshot` and `restore` itself
-        (`environment_state`); of a `SyncVectorEnv`, give the environments to
+        that has started again is stepped once and then reset alone
+        (`options={"reset_mask": ...}`, which it must support), so that each action has
+        its observation. It can be snapshot if it has methods `snapshot` and `restore`
+        itself (`environment_state`); give the environments of a `SyncVectorEnv` to
         `from_gymnasium_envs` instead.
-      infos: Names of what its infos hold at every step, for the policy: observations
-        are {"observation": ..., "info": {name: ...}} then.
+      infos: Names of values in its infos, present at every step, for the policy:
+        observations are {"observation": ..., "info": {name: ...}} then.
 
     Returns:
       A `VectorEnvironment`.
 
     Raises:
-      ArgumentError: It starts episodes again in another way.
+      ArgumentError: It has another autoreset mode.
 
     >>> import gymnasium
     >>> environment = from_gymnasium(gymnasium.make_vec("CartPole-v1", num_envs=2))
@@ -66,7 +66,7 @@ class GymnasiumVector:
     """The `VectorEnvironment` of a `VectorEnv`; made by `from_gymnasium`.
 
     Attributes:
-      size: How many environments there are.
+      size: Number of environments.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class GymnasiumVector:
 
     def reset(self, seed: int) -> Step:
         """Begin new episodes; see `VectorEnvironment`."""
-        observation, told = self._env.reset(seed=seed)
-        seen = with_infos(observation, told, self._infos)
+        observation, infos = self._env.reset(seed=seed)
+        seen = with_infos(observation, infos, self._infos)
         self._step = first_step(seen, self.size)
         return self._step
 
@@ -94,12 +94,12 @@ class GymnasiumVector:
         """Take a step in each; see `VectorEnvironment`."""
         assert self._step is not None, "reset it first"
         first = self._step.last
-        observation, reward, terminated, truncated, told = self._env.step(actions)
-        seen = with_infos(observation, told, self._infos)
+        observation, reward, terminated, truncated, infos = self._env.step(actions)
+        seen = with_infos(observation, infos, self._infos)
         goes_on = ~first
         last = goes_on & (terminated | truncated)
         if self._is_same_step:
-            seen = self._of_next_step(seen, told, first=first, last=last)
+            seen = self._next_step(seen, infos, first=first, last=last)
         self._step = Step(
             seen,
             np.asarray(reward, np.float32) * goes_on,
@@ -109,27 +109,27 @@ class GymnasiumVector:
         )
         return self._step
 
-    def _of_next_step(
-        self, seen: PyTree, told: Any, *, first: np.ndarray, last: np.ndarray
+    def _next_step(
+        self, seen: PyTree, infos: Any, *, first: np.ndarray, last: np.ndarray
     ) -> PyTree:
-        """Return what is seen where episodes start again a step after their end."""
+        """Return the observation if episodes started again a step after their end."""
         seen = jax.tree.map(np.array, seen)
         if first.any():
-            # What they have done meanwhile was an action that answered nothing.
-            again, of_reset = self._env.reset(options={"reset_mask": first.copy()})
-            self._put(seen, first, again, of_reset)
+            # Their last step took an action that was not chosen for its observation.
+            again, reset_infos = self._env.reset(options={"reset_mask": first.copy()})
+            self._put(seen, first, again, reset_infos)
         if last.any():
-            self._put(seen, last, told["final_obs"], told.get("final_info", {}))
+            self._put(seen, last, infos["final_obs"], infos.get("final_info", {}))
         return seen
 
     def _put(
-        self, seen: PyTree, which: np.ndarray, observation: PyTree, told: Any
+        self, seen: PyTree, which: np.ndarray, observation: PyTree, infos: Any
     ) -> None:
-        """Write what these environments show into what is seen of all."""
+        """Write the observations of some environments into those of all."""
         keys = [key for name in self._infos for key in (name, f"_{name}")]
         for i in np.flatnonzero(which):
             own = jax.tree.map(operator.itemgetter(i), observation)
-            info = {key: told[key][i] for key in keys if key in told}
+            info = {key: infos[key][i] for key in keys if key in infos}
             own = jax.tree.leaves(with_infos(own, info, self._infos))
             for leaf, row in zip(jax.tree.leaves(seen), own, strict=True):
                 leaf[i] = row
@@ -147,5 +147,5 @@ class GymnasiumVector:
         return self._step
 
     def close(self) -> None:
-        """End what the environments have started."""
+        """Close the environments."""
         self._env.close()

@@ -1,8 +1,8 @@
-"""Call a node that may start again: wait for it, say so, and stop with the program.
+"""Call a node that may be restarted: wait for it, log that, and stop with the program.
 
-A call that did not reach its end raises one of three errors: the connection broke, the
-server stopped, or the time was over, also where it was the method that waited for too
-long (for room in a table, for variables). Other errors are the method's own.
+A call without a reply raises one of three errors: the connection broke, the server
+stopped, or the time was over, also where the method itself waited for too long (for
+room in a table, for variables). Other errors are the method's own.
 """
 
 import logging
@@ -20,24 +20,24 @@ _LONGEST_PAUSE_S = 1.0
 _Result = TypeVar("_Result")
 
 HANDLER_WAIT_S = 1.0
-"""How long the learner may keep a call for variables: who stops waits as long."""
+"""Seconds that the learner may hold a call for variables; a stop waits as long."""
 
 UNANSWERED = (ConnectionLostError, ServerStoppedError, TimeoutError)
-"""What a call raises whose server is gone, or has no answer yet."""
+"""Errors of a call whose server is gone, or has no reply yet."""
 
 
 class ProgramStoppedError(Exception):
-    """The program stops: what was waited for is not worth it any more."""
+    """The program stops, and so the wait ends."""
 
 
 class Waiting:
-    """Makes calls for one worker, again until they are answered.
+    """Makes calls for one worker, again until they have a reply.
 
     Attributes:
-      name: Of the worker, for the log.
-      stop: Set when it is to stop.
-      waits: Times that a call had to be made again.
-      waited_s: Seconds between first failures and answers.
+      name: Name of the worker, for the log.
+      stop: Set when the worker must stop.
+      waits: Number of calls that had to be made again.
+      waited_s: Seconds between first failures and replies.
     """
 
     def __init__(self, name: str, stop: threading.Event) -> None:
@@ -48,11 +48,11 @@ class Waiting:
 
     @classmethod
     def of_node(cls, name: str | None, otherwise: str) -> Self:
-        """Return what waits for the node that runs here; outside of one nothing stops.
+        """Return an object for the node that runs here; outside of one it never stops.
 
         Args:
-          name: Of the worker; its own in a program by default.
-          otherwise: Its name outside of a program.
+          name: Name of the worker; its own in a program by default.
+          otherwise: Default name outside of a program.
         """
         context = node_context.current()
         if context is None:
@@ -66,21 +66,25 @@ class Waiting:
         *,
         again_after: tuple[type[Exception], ...] = UNANSWERED,
     ) -> _Result:
-        """Return a call's answer, however often it has to be made.
+        """Return the reply of a call, made as often as needed.
 
         Args:
-          what: For the log: what it is that is waited for.
-          call: May be made again.
-          again_after: Errors after which it is.
+          what: Name of the awaited thing, for the log.
+          call: Makes the call; may be called again.
+          again_after: Errors after which it is made again.
 
         Raises:
           ProgramStoppedError: The program stops.
+
+        >>> waiting = Waiting("actor/0", threading.Event())
+        >>> waiting.call("its table", lambda: 3)
+        3
         """
         since_s: float | None = None
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                answer = call()
+                reply = call()
             except again_after as error:
                 if since_s is None:
                     since_s = time.monotonic()
@@ -94,10 +98,10 @@ class Waiting:
                 _LOG.warning(
                     "%s has waited %.1f s for %s and goes on", self.name, waited_s, what
                 )
-            return answer
+            return reply
 
     def newest_variables(self, learner: Any, newer_than: int | None) -> Any:
-        """Return a learner's newest `Variables`; None where these are those known."""
+        """Return a learner's newest `Variables`; None if `newer_than` is the newest."""
         return self.call(
             "variables",
             lambda: learner.get_variables(
@@ -106,16 +110,16 @@ class Waiting:
         )
 
     def lost(self, what: str, error: Exception) -> None:
-        """Say what is waited for, and why.
+        """Log the awaited thing, and the error.
 
         Raises:
-          ProgramStoppedError: The program stops, which is why it failed.
+          ProgramStoppedError: The program stops, which caused the error.
         """
         if self.stop.is_set():
             raise ProgramStoppedError from error
         self.waits += 1
-        # As a word: a handler that keeps records would keep all that the error's frames
-        # hold, variables on a device too.
+        # As text: a log handler that keeps records would keep all objects in the
+        # error's frames, variables on a device too.
         _LOG.warning("%s waits for %s: %s", self.name, what, str(error))
 
     def pause(self, seconds: float) -> None:

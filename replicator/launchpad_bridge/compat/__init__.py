@@ -2,16 +2,17 @@
 
     python -m replicator.launchpad_bridge.compat script.py --lp_launch_type=local_mp
 
-A folder with packages named `launchpad` and `courier` is put first where modules are
-looked for, here and in all workers; what they hold is `replicator.launchpad_bridge`.
+A folder with packages named `launchpad` and `courier` is put first on the path of
+modules, here and in all workers; their names are those of
+`replicator.launchpad_bridge`.
 
-    installing      the folder, and where it is put
-    packages/       `launchpad`, `courier`: what a script imports
+    installing      the folder, and its place on the path
+    packages/       `launchpad`, `courier`: the packages that a script imports
     fallbacks/      `pybind11_abseil`, for the error that programs catch
-    submodules      which names the modules of these have, and what stands for each
-    courier_node    what others may call of a node: more than here
-    own_classes     a program's named tuples, dataclasses and enums, which may travel
-    launch_flags    `--lp_launch_type` and other absl flags, which are nowhere else
+    submodules      names of their modules, and the object of each
+    courier_node    nodes whose public methods can all be called
+    own_classes     a program's named tuples, dataclasses and enums, which may be sent
+    launch_flags    `--lp_launch_type` and other absl flags, which only this uses
     courier_client, courier_server   servers at a port of this host, without a program
     scripts         run a script as Python does
 

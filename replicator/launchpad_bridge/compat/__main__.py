@@ -19,13 +19,13 @@ the script's, these are Launchpad's:
 """
 
 
-def main(words: Sequence[str]) -> int:
-    """Run what the words of the command line say; return a status.
+def main(arguments: Sequence[str]) -> int:
+    """Run the script or module of a command line; return an exit status.
 
     Args:
-      words: Those after the program's own name.
+      arguments: Arguments after the program's own name.
     """
-    match words:
+    match arguments:
         case ["-h" | "--help"]:
             print(_USAGE, end="", file=lossy(sys.stdout))
         case ["-m", name, *args]:

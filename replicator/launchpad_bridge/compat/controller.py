@@ -1,4 +1,4 @@
-"""What Launchpad's `launch` returns: a run, whose `wait` takes groups first."""
+"""Result of Launchpad's `launch`: a run whose `wait` takes groups first."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -8,7 +8,7 @@ from replicator.launchpad_bridge.run import Run
 
 @final
 class Controller:
-    """A program that runs; all but `wait` is as `Run` has it."""
+    """A running program; all but `wait` is the same as in `Run`."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

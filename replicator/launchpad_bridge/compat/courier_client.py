@@ -1,7 +1,8 @@
-"""`courier.Client`, and where a server at a port of this host is found.
+"""`courier.Client`, and the address of a server at a port of this host.
 
-Launchpad's courier serves anybody who can reach a port. Here a port stands for a socket
-in a folder that only this user can enter, with the secret that both ends must know.
+Launchpad's courier serves everyone who can reach a port. Here a port is the name of a
+socket in a folder that only this user can enter, with the secret that both ends must
+know.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ _OURS = ("unix:", "inproc:", "grpc:")
 
 
 class _MadeByCall(type):
-    """Lets a class stand for another one: `courier.Client(...)`, `isinstance`."""
+    """Makes a class act as another one: `courier.Client(...)`, `isinstance`."""
 
     def __call__(
         cls,
@@ -43,7 +44,7 @@ class _MadeByCall(type):
             options["call_timeout"] = call_timeout
         text = str(server_address)
         if not text.startswith(_OURS):
-            # Looked up at the first call: tests give a client whatever text.
+            # Looked up at the first call: tests give a client any text.
             options["dial"] = lambda left_s: connect(address_of(text), timeout_s=left_s)
         return RpcClient(text, **client_options_of_courier(options))
 
@@ -55,15 +56,15 @@ class Client(metaclass=_MadeByCall):
     """Calls the methods of a server: `Client("localhost:1234").method(...)`.
 
     It makes a client of `rpc`. A call without `call_timeout` has a deadline of 60 s.
-    An address that is none is refused by the first call.
+    The first call refuses an invalid address.
     """
 
 
 def address_of(server_address: str) -> str:
-    """Return the address that `rpc` has for one of courier: "localhost:1234".
+    """Return the `rpc` address for an address of courier: "localhost:1234".
 
     Raises:
-      ArgumentError: It is none, or of another host.
+      ArgumentError: It is not an address, or of another host.
     """
     host, _, port = server_address.rpartition(":")
     if not port.isdigit() or not _is_here(host.strip("[]")):
@@ -76,7 +77,7 @@ def address_of(server_address: str) -> str:
 
 
 def socket_of(port: int) -> str:
-    """Return the address of what stands for a port of this host.
+    """Return the address of the socket for a port of this host.
 
     Raises:
       AuthenticationError: The folder for it is a link, or another user's.
@@ -93,7 +94,7 @@ def socket_of(port: int) -> str:
 
 
 def _put_secret(folder: Path) -> None:
-    """Let the folder have a secret, whole or not at all, whoever comes first."""
+    """Make the folder's secret, whole or not at all; the first process wins."""
     draft = folder / f"{SECRET_NAME}.{secrets.token_hex(8)}"
     Secret.generate().write(draft)
     try:

@@ -1,9 +1,9 @@
-"""`CourierNode` as programs of Launchpad expect it: what is public may be called.
+"""`CourierNode` as programs of Launchpad expect it: all public names can be called.
 
-Here a node offers what its class declares. Launchpad offers whatever callable `dir` of
-the object names: functions that its constructor made, those that its properties return
-(as those of Acme's inference server do), and, of a wrapper that says by `__dir__` what
-it has (as Acme's checkpoints do), the methods of what it wraps.
+Here a node has the methods that its class declares. Launchpad adds each callable in the
+object's `dir`: functions that its constructor made, those that its properties return
+(as in Acme's inference server), and the methods of a wrapped object that a wrapper
+lists in `__dir__` (as Acme's checkpoints do).
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ _HAND_OVER = "set_courier_server"
 
 
 class CourierNode(OurCourierNode[Worked], Generic[Worked]):
-    """Makes an object in its worker, and lets others call all that is public of it."""
+    """Makes an object in its worker; others can call all of its public methods."""
 
     def methods(self, instance: Any) -> list[Method]:
-        """Return what others may call."""
+        """Return the methods for clients."""
         declared = {method.name: method for method in super().methods(instance)}
         named = {method.name: method for method in _named_by_dir(instance)}
         return list({**named, **declared}.values())
 
 
-def know_late_arguments(program: Program) -> None:
-    """See which nodes were given handles after they were made: circles of those may be.
+def mark_late_arguments(program: Program) -> None:
+    """Mark nodes that got handles after they were made, as `configure` does.
 
-    Launchpad's own advice for nodes that know each other is to write to a node's
-    arguments, as `configure` does.
+    Launchpad's own advice for nodes with handles of each other is to write to a node's
+    arguments; circles of such nodes can run.
     """
     for node in program.get_all_nodes():
         for part in with_inner(node):

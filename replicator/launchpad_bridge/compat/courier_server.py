@@ -1,4 +1,4 @@
-"""`courier.Server`: functions at a port of this host, without a program around them."""
+"""`courier.Server`: functions at a port of this host, without a program."""
 
 import socket
 import weakref
@@ -19,8 +19,8 @@ class Server:
     Handlers run in threads, as many at once as the pool has.
 
     Attributes:
-      port: Of this host.
-      address: What a `courier.Client` on this host is given.
+      port: Port of this host.
+      address: Address for a `courier.Client` on this host.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Server:
         """Make a server that has a port to itself; `Start` starts it.
 
         Args:
-          name: How errors and logs call it.
-          port: Of this host; one that is free by default.
-          thread_pool_size: How many calls run at once.
+          name: Name in errors and logs.
+          port: Port of this host; a free one by default.
+          thread_pool_size: Number of calls that run at once.
 
         Raises:
           AddressInUseError: The port is taken.
@@ -45,7 +45,8 @@ class Server:
         self.address = f"localhost:{self.port}"
         self._name = name or f"courier:{self.port}"
         self._pool_size = thread_pool_size
-        # Threads of the server look up here; `Bind` and `Unbind` replace whole entries.
+        # Read by threads of the server without a lock: `Bind` and `Unbind` replace
+        # whole entries.
         self._functions: dict[str, Callable[..., Any]] = {}
         self._server: RpcServer | None = None
 
@@ -60,11 +61,11 @@ class Server:
         py_func: Callable[..., Any],
         is_priority: bool = False,
     ) -> None:
-        """Let clients call a function; in place of another one at any time.
+        """Add a function for clients, or replace one at any time.
 
         Args:
           method_name: A public Python name, or `__call__`.
-          py_func: What to call.
+          py_func: Function to call.
           is_priority: Not used: clients are served in turn.
 
         Raises:
@@ -78,11 +79,11 @@ class Server:
         self._functions[method_name] = py_func
 
     def BindHandler(self, method_name: str, handler: Callable[..., Any]) -> None:
-        """Let clients call a function: `Bind`."""
+        """Add a function for clients: see `Bind`."""
         self.Bind(method_name, handler)
 
     def Unbind(self, method_name: str) -> None:
-        """Answer calls of a method with an error from now on."""
+        """Raise an error in calls of a method from now on."""
         if self._server is None:
             self._functions.pop(method_name, None)
         elif method_name in self._functions:
@@ -104,7 +105,7 @@ class Server:
         self._server = server.start()
 
     def Stop(self) -> None:
-        """Take no more calls, answer those there are.
+        """Take no more calls and answer those that run.
 
         Raises:
           ArgumentError: It was not started.
@@ -129,7 +130,7 @@ class Server:
         return self._server
 
     def _routed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what calls whichever function has the name by then."""
+        """Return a function that calls the current function of a name."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._functions[name](*args, **kwargs)
@@ -139,7 +140,7 @@ class Server:
 
 
 def _reserved(port: int) -> socket.socket:
-    """Take a port of this host, at which nothing listens: clients use its socket."""
+    """Reserve a port of this host. Nothing listens there: clients use its socket."""
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         reserved.bind(("127.0.0.1", port))

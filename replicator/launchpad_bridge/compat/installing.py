@@ -1,4 +1,4 @@
-"""Put packages named `launchpad` and `courier` where Python looks for modules."""
+"""Put our packages `launchpad` and `courier` on the path of modules."""
 
 import importlib.util
 import sys
@@ -7,18 +7,18 @@ from pathlib import Path
 from replicator.errors import LaunchError
 
 PACKAGES = str(Path(__file__).with_name("packages"))
-"""The folder that holds them. `PYTHONPATH` may name it as well as `install` does."""
+"""Folder of these packages. `PYTHONPATH` may name it in place of `install`."""
 
 FALLBACKS = str(Path(__file__).with_name("fallbacks"))
-"""A folder of modules that are ours only where there are no others."""
+"""Folder of modules that are used only if no others of their names exist."""
 
 _NAMES = ("launchpad", "courier")
 
 
 def install() -> None:
-    """Let `import launchpad` and `import courier` find ours; may be called twice.
+    """Make `import launchpad` and `import courier` find ours; may be called twice.
 
-    Workers look for modules where the launching process does, so it is done for them.
+    Workers have the module path of the launching process, so it holds for them, too.
 
     Raises:
       LaunchError: Others of these names were imported already, or absl is missing.

@@ -1,7 +1,7 @@
-"""Launchpad's absl flags, and its `launch`, which asks them. Nothing else here does.
+"""Launchpad's absl flags, and its `launch`, the only code here that reads them.
 
 Workers get the flags that were given to the script: `flags.FLAGS` pickles as a name,
-and what was given is set in each worker before its node starts.
+and given values are set in each worker before its node starts.
 """
 
 import copyreg
@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from replicator.launchpad_bridge.compat.controller import Controller
-from replicator.launchpad_bridge.compat.courier_node import know_late_arguments
+from replicator.launchpad_bridge.compat.courier_node import mark_late_arguments
 from replicator.launchpad_bridge.compat.own_classes import register_own_classes
 from replicator.launchpad_bridge.launch import launch as launch_program
 from replicator.launchpad_bridge.launch_types import LaunchType
@@ -30,14 +30,14 @@ LAUNCH_TYPE = flags.DEFINE_enum(
     "lp_launch_type",
     LaunchType.LOCAL_MULTI_THREADING.value,
     [*(kind.value for kind in LaunchType), *_OUR_NAMES],
-    "How `lp.launch` launches a program that does not say it itself.",
+    "Launch type of `lp.launch` for a program that does not give one.",
     allow_override=True,
 )
 flags.DEFINE_integer(
     "lp_termination_notice_secs",
     10,
-    "How many seconds nodes may take to stop before they are killed; 0: none, a "
-    "negative number: as many as they like.",
+    "Seconds that nodes may take to stop before they are killed; a negative number "
+    "for no limit.",
     allow_override=True,
 )
 for _name in ("tmux_open_window", "tmux_session_name"):
@@ -58,18 +58,18 @@ def launch(
     controller_xm_requirements: Any = None,
     log_dir: str | Path | None = None,
 ) -> Controller:
-    """Launch a program as Launchpad does: what is not given, flags say.
+    """Launch a program as Launchpad does, with flags as defaults.
 
     Args:
       programs: The program. Of several only the first is launched.
-      launch_type: How; by default what `--lp_launch_type` says.
-      xm_resources: Of Google's cluster manager; not used.
-      local_resources: What groups need, by label.
-      test_case: A `unittest.TestCase`, at whose end the run is stopped.
-      terminal: How processes show the output of nodes.
+      launch_type: Launch type; `--lp_launch_type` by default.
+      xm_resources: Option of Google's cluster manager; not used.
+      local_resources: Needs of groups, by label.
+      test_case: A `unittest.TestCase`; its cleanup stops the run.
+      terminal: Terminal in which processes show the output of nodes.
       serialize_py_nodes: Whether to check, in one process, that nodes pickle.
-      controller_xm_requirements: Of Google's cluster manager; not used.
-      log_dir: Where the output of nodes is kept; a temporary folder by default.
+      controller_xm_requirements: Option of Google's cluster manager; not used.
+      log_dir: Folder for the output of nodes; a temporary folder by default.
 
     Returns:
       The run: `wait()`, `stop()`.
@@ -84,7 +84,7 @@ def launch(
     notice_s: int = FLAGS.lp_termination_notice_secs
     first = programs[0] if isinstance(programs, Sequence) and programs else programs
     if isinstance(first, Program):
-        know_late_arguments(first)
+        mark_late_arguments(first)
     register_own_classes()
     run = launch_program(
         programs,
@@ -100,7 +100,7 @@ def launch(
 
 
 def _with_flags(program: Any, local_resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Let each worker have the flags of this process, unless its group has others."""
+    """Give each worker the flags of this process, unless its group has others."""
     given = _given()
     found = dict(local_resources)
     for label in getattr(program, "groups", ()):
@@ -124,11 +124,11 @@ def _of_script() -> dict[str, Any]:
 
 
 def _values(found: Iterable[flags.Flag[Any]]) -> dict[str, Any]:
-    """Return the values of flags that a worker can be told as words."""
-    return {flag.name: flag.value for flag in found if _is_word(flag)}
+    """Return the values of flags that can be written on a command line."""
+    return {flag.name: flag.value for flag in found if _is_plain(flag)}
 
 
-def _is_word(flag: flags.Flag[Any]) -> bool:
+def _is_plain(flag: flags.Flag[Any]) -> bool:
     if isinstance(flag.value, list):
         is_list = not isinstance(flag, flags.MultiFlag)
         return is_list and all(isinstance(part, str) for part in flag.value)

@@ -1,6 +1,6 @@
-"""Let the data classes of a program travel, as all that pickles does in Launchpad.
+"""Register the data classes of a program: Launchpad sends all that pickles.
 
-Here only classes that both ends have registered may travel: what arrives is looked up
+Here only classes that both ends have registered may be sent: their names are looked up
 in a table, nothing is imported or unpickled. So the named tuples, dataclasses and enums
 of the script, of its modules, and of packages that import Launchpad themselves, as Acme
 does, are registered when the program is launched, and in each worker before its node
@@ -25,12 +25,12 @@ _NAME = "launchpad"
 
 
 def register_own_classes() -> None:
-    """Register what the program defines, but for what is registered already."""
+    """Register the data classes that the program defines, if they are not yet."""
     for module in _own_modules():
         for value in list(vars(module).values()):
             is_own = isinstance(value, type) and value.__module__ == module.__name__
             if is_own and _is_data(value) and not DEFAULT_REGISTRY.entry_of(value):
-                # One that is not made of its fields alone: who sends it is told so.
+                # One that is not made of its fields alone: sending it raises.
                 with contextlib.suppress(ArgumentError):
                     DEFAULT_REGISTRY.register(
                         value, f"{value.__module__}.{value.__qualname__}"

@@ -22,8 +22,8 @@ def run_script(path: str | Path, args: Sequence[str] = ()) -> None:
     """Run a script with `launchpad` and `courier` installed.
 
     Args:
-      path: Of the script.
-      args: What it finds in `sys.argv` after its own name.
+      path: Path of the script.
+      args: Its arguments, `sys.argv` after its own name.
 
     Raises:
       ArgumentError: It cannot be read.
@@ -45,8 +45,8 @@ def run_module(name: str, args: Sequence[str] = ()) -> None:
     """Run a module with `launchpad` and `courier` installed.
 
     Args:
-      name: Of a module, or of a package with a `__main__`.
-      args: What it finds in `sys.argv` after its own path.
+      name: Name of a module, or of a package with a `__main__`.
+      args: Its arguments, `sys.argv` after its own path.
 
     Raises:
       ArgumentError: There is no such module.
@@ -58,8 +58,8 @@ def run_module(name: str, args: Sequence[str] = ()) -> None:
     code = None if spec is None else getattr(spec.loader, "get_code", _none)(spec.name)
     if spec is None or code is None:
         raise ArgumentError(
-            f"`name` must be a module that can be run, got {name!r}. Look at its "
-            "spelling, and at the folder that you are in."
+            f"`name` must be a module that can be run, got {name!r}. Check its "
+            "spelling, and the current folder."
         )
     _run(code, spec.origin or name, args, str(Path.cwd()), spec)
 

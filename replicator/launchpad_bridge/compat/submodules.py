@@ -1,4 +1,4 @@
-"""The modules of `launchpad` and `courier`: which names each has, and what they are.
+"""Modules of `launchpad` and `courier`: the names of each, and their objects.
 
 Real programs import from deep inside (`launchpad.nodes.python.local_multi_processing`).
 All of these modules are made here, from one table, when the package is imported.
@@ -38,13 +38,13 @@ def _check_nodes_are_serializable(label: str, nodes: Any) -> None:
 
 
 def _enable_lru_cache_pickling_once() -> None:
-    """Let other picklers than ours send cached functions, by value."""
+    """Make other picklers than ours send cached functions by value."""
     copyreg.pickle(recipes.LRU_CACHE, recipes.reduce_cached)
 
 
 def _exit_gracefully_on(signum: signal.Signals) -> Callable[[], Any]:
     def leave(number: int, frame: Any) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one does not tear the exit
+        signal.signal(number, signal.SIG_IGN)  # a second one does not break the exit
         sys.exit(0)
 
     return functools.partial(signal.signal, signum, leave)
@@ -62,7 +62,7 @@ def _top(*names: str) -> dict[str, Any]:
 
 
 def _module(name: str, names: Mapping[str, Any]) -> types.ModuleType:
-    module = types.ModuleType(name, "Names of Launchpad, and what they are here.")
+    module = types.ModuleType(name, "Names of Launchpad, and their objects here.")
     vars(module).update(names)
     vars(module)["__getattr__"] = _missing(name)
     return module
@@ -71,8 +71,8 @@ def _module(name: str, names: Mapping[str, Any]) -> types.ModuleType:
 def _missing(module: str) -> Callable[[str], NoReturn]:
     def __getattr__(name: str) -> NoReturn:
         raise AttributeError(
-            f"`{module}` has no `{name}` here. Look for its like in "
-            "`replicator.launchpad_bridge`, or tell us that a program needs it."
+            f"`{module}` has no `{name}` here. See `replicator.launchpad_bridge` for "
+            "an equivalent, or open an issue."
         )
 
     return __getattr__
@@ -144,7 +144,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     },
     "courier.python.py_server": {"Server": Server},
 }
-"""Every module below the two packages that has names; those above are there, too."""
+"""All modules below the two packages with names; modules above them exist, too."""
 
 PACKAGES: Mapping[str, Mapping[str, Any]] = {
     "launchpad": {
@@ -156,7 +156,7 @@ PACKAGES: Mapping[str, Mapping[str, Any]] = {
     },
     "courier": {"Client": Client, "Server": Server, "list_methods": lp.list_methods},
 }
-"""What the packages themselves have."""
+"""Names of the packages themselves."""
 
 
 def fill(package: str) -> dict[str, Any]:
@@ -180,10 +180,10 @@ def fill(package: str) -> dict[str, Any]:
         if above in made:
             vars(made[above])[last] = module
         if above == "launchpad.launch":
-            # `lp.launch` is the function; `lp.launch.worker_manager` is written, too.
+            # `lp.launch` is the function; `lp.launch.worker_manager` is used, too.
             setattr(launch, last, module)
         if isinstance(inner := vars(module).get("launch"), types.ModuleType):
-            # `launch.worker_manager.wait_for_stop()`, as programs of tests write.
+            # `launch.worker_manager.wait_for_stop()`, as in programs of tests.
             vars(inner)["worker_manager"] = made["launchpad.launch.worker_manager"]
     below: dict[str, Any] = {
         name.removeprefix(f"{package}."): module
@@ -194,6 +194,6 @@ def fill(package: str) -> dict[str, Any]:
 
 
 def _example_folders() -> list[str]:
-    """Return where a copy of Launchpad has its examples: programs, like others."""
+    """Return the folders of a copy of Launchpad's examples: programs, like others."""
     folders = [os.path.join(path, *_EXAMPLES.split(".")) for path in sys.path]
     return [folder for folder in folders if os.path.isdir(folder)]

@@ -1,9 +1,9 @@
-"""`ReplicatedLearner`: a session fed by actors, who get its variables.
+"""`ReplicatedLearner`: a session on trajectories of actors, which get its variables.
 
     actors ── insert ──▶ table ── take ──▶ session ── step ──▶ variables ──▶ actors
 
 In a learner of several processes the first one has the table, the variables and the
-server; all of them have a session, which read in step and end as one.
+server; all of them have a session, and these read in step and end as one.
 """
 
 import collections
@@ -63,16 +63,16 @@ _MEANS = ("episode_return", "episode_length")
 
 
 class ReplicatedLearner:
-    """What a `ReplicatedLearnerNode` runs in each of its processes.
+    """The object of a `ReplicatedLearnerNode`, in each of its processes.
 
     Args:
-      options: What was said of it.
-      table: Where trajectories are; None in all processes but the first.
-      first: A client of the first process, in all others.
-      process: Which one this is.
+      options: Options of the learner.
+      table: Table of trajectories; None in all processes but the first.
+      first: Client of the first process, in all others.
+      process: Number of this process.
     """
 
-    # Of its server: many actors wait in calls; at its end for what does not come.
+    # Of its server: many actors wait in calls, also at the end.
     thread_pool_size = 1024
     drain_s = 0.5
 
@@ -92,10 +92,10 @@ class ReplicatedLearner:
         self._lifted = lifted(
             options.init_fn, options.step_fn, options.variables, earlier=earlier
         )
-        # No method: what a compiled function keeps of this would be a cycle.
+        # Not a method: a compiled function that holds `self` would be a cycle.
         self._copy = partial(_copy, options.variables, self._lifted.user_state)
         self._copied = jax.jit(self._copy)
-        # What threads of the server share with the session's: each guards itself, or is
+        # Shared by threads of the server and the session: each has its own lock, or is
         # set once (`_taken` and `_shares`, before `_started` is).
         self._published = PublishedVariables(keep=earlier + 1)
         when = options.run.checkpoint_every
@@ -104,7 +104,7 @@ class ReplicatedLearner:
         self._taken: TrajectoryBatches | None = None
         self._shares: Shares | None = None
         self._has_batches = False
-        # What a learner evaluates that has no other evaluation; replaced.
+        # Evaluated by a learner without an `eval_fn`; replaced, never changed.
         self._acted = _one_example({})
         self._started = threading.Event()
 
@@ -131,7 +131,7 @@ class ReplicatedLearner:
 
     @arguments.TURN
     def turn(self, actor: str) -> ActorTurn:
-        """Return what an actor is to do: `Table.turn` of the learner's own table."""
+        """Return the turn of an actor: `Table.turn` of the learner's own table."""
         return self._own_table.turn(actor)
 
     @GET
@@ -146,14 +146,14 @@ class ReplicatedLearner:
         """Return variables: the newest, or those of a version.
 
         Args:
-          names: Which; all by default.
-          newer_than: The version that the caller has: None is returned while that is
-            the newest.
-          version: Wait for this one.
-          timeout_s: How long to wait for the first, or for `version`.
+          names: Names of the variables; all by default.
+          newer_than: Version that the caller has; the result is None while it is the
+            newest.
+          version: Version to wait for.
+          timeout_s: Longest wait for the first version, or for `version`.
 
         Raises:
-          VariablesError: There are none of these names, or the version is not kept.
+          VariablesError: A name is not published, or the version is not kept.
         """
         return self._published.get(
             names, newer_than=newer_than, version=version, timeout_s=timeout_s
@@ -161,14 +161,14 @@ class ReplicatedLearner:
 
     @arguments.STATISTICS
     def statistics(self) -> dict[str, Any]:
-        """Return what is known of the run so far.
+        """Return counts of the run so far.
 
         Returns:
-          `version`, the updates done, None at first; `environment_steps`, resets apart,
-          of what was taken; `episodes`, how many ended in what was inserted;
-          `episode_return` and `episode_length`, means over the last hundred of either,
-          None before the first; `table`, the counts of the table: where that is a node,
-          as of when it was last asked for a batch.
+          `version`, the updates done, None at first; `environment_steps` in batches
+          taken, without resets; `episodes`, the number that ended in inserted
+          trajectories; `episode_return` and `episode_length`, means over the last
+          hundred of either, None before the first; `table`, the counts of the table:
+          of a node, at the last call for a batch.
         """
         played = Played().numbers() if self._taken is None else self._taken.numbers
         return {
@@ -180,10 +180,10 @@ class ReplicatedLearner:
 
     @accepts(timeout_s=seconds())
     def save(self, timeout_s: float = 60.0) -> int:
-        """Save a checkpoint behind the next update; return which, once it is safe.
+        """Save a checkpoint behind the next update; return its step, once it is safe.
 
         Args:
-          timeout_s: How long to wait for it.
+          timeout_s: Longest wait in seconds.
 
         Raises:
           ArgumentError: The learner has no `checkpoint_dir`.
@@ -215,9 +215,9 @@ class ReplicatedLearner:
         """Return a process's rows of a batch; for the learner's own processes.
 
         Args:
-          process: Which process asks.
-          number: Of the batch.
-          timeout_s: How long to wait for it: None is returned then.
+          process: Number of the calling process.
+          number: Number of the batch.
+          timeout_s: Longest wait; the result is None after it.
 
         Raises:
           ArgumentError: The learner has no such process.
@@ -225,7 +225,7 @@ class ReplicatedLearner:
         if process >= self._options.processes:
             raise ArgumentError(
                 f"`process` must be below {self._options.processes}, got {process}. "
-                "Ask the learner of your own group."
+                "Call the learner of your own group."
             )
         if not self._started.wait(min(timeout_s, LOOK_S)) or self._shares is None:
             return None
@@ -236,7 +236,7 @@ class ReplicatedLearner:
 
         Returns:
           `step`, updates done; `metrics` of the last; `variables`, NumPy; `statistics`
-          at the end, of the first process. Where the program stopped before there was a
+          at the end, of the first process. If the program stopped before the first
           batch: 0 and None.
         """
         options = self._options
@@ -256,7 +256,7 @@ class ReplicatedLearner:
                 ),
             )
         elif run.eval_every is not None and run.eval_dataset is None:
-            # An evaluation is what is followed, and what checkpoints are ranked by.
+            # `follow` and `retention` rank by metrics of an evaluation.
             run = dataclasses.replace(
                 run, eval_fn=_means, eval_dataset=lambda context: [self._acted]
             )
@@ -273,7 +273,7 @@ class ReplicatedLearner:
                 ". Look at `run.workers`, or use `InputOptions(timeout_s=...)`."
             ) from error
         except BatchError:
-            # An input without any batch is an error, but of a program that stops.
+            # An input without any batch is an error, unless the program stops.
             if self._has_batches or not node.stop_event.is_set():
                 raise
             return dict.fromkeys(("metrics", "variables", "statistics")) | {"step": 0}
@@ -286,7 +286,7 @@ class ReplicatedLearner:
         }
 
     def _table_counts(self) -> dict[str, Any]:
-        if not hasattr(self._own_table, "futures"):  # not a client: it is right here
+        if not hasattr(self._own_table, "futures"):  # not a client, but a table here
             return self._own_table.statistics()
         return {} if self._taken is None else self._taken.table_counts
 
@@ -306,7 +306,7 @@ class ReplicatedLearner:
 
     @property
     def _own_table(self) -> Table:
-        assert self._table is not None, "others call the first process alone"
+        assert self._table is not None, "only the first process serves"
         return self._table
 
     def _input_fn(self, context: InputContext) -> Any:
@@ -329,7 +329,7 @@ class ReplicatedLearner:
         return self._shares
 
     def _publish_all(self, session: Session) -> None:
-        """Publish what the run begins with: earlier versions, too, where they count."""
+        """Publish the first variables, and earlier versions if actors take turns."""
         earlier = self._lifted.earlier(self._local(session.state), session.steps_done)
         for version in sorted(earlier):
             self._published.publish(version, jax.tree.map(jnp.copy, earlier[version]))
@@ -340,13 +340,13 @@ class ReplicatedLearner:
             self._published.publish(session.steps_done, self._newest(session.state))
 
     def _newest(self, state: PyTree) -> dict[str, PyTree]:
-        """Return a copy of what actors get, whole, on one device."""
+        """Return a copy of the variables for actors, whole, on one device."""
         if self._options.is_partitioned:
             return self._local(self._copied(state))
         return self._copied(self._local(state))
 
     def _local(self, state: PyTree) -> PyTree:
-        """Return what one device has of arrays that all have whole."""
+        """Return one device's copy of arrays that each device has whole."""
         return jax.tree.map(lambda leaf: leaf.addressable_shards[0].data, state)
 
 
@@ -355,26 +355,26 @@ def _copy(
     user_state: Callable[[PyTree], PyTree],
     state: PyTree,
 ) -> dict[str, PyTree]:
-    # Copies: the next step takes the state over. Nobody waits for them here.
+    # Copies: the next step donates the state. They are not waited for here.
     return jax.tree.map(jnp.copy, variables(user_state(unpadded(state))))
 
 
 def _one_example(numbers: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the means of episodes as a batch of one, and which there are yet."""
+    """Return the means of episodes as a batch of one, and flags of those known."""
     found = [(numbers.get(name, 0.0), name in numbers) for name in _MEANS]
     means, known = np.array(found, np.float32).T
     return {"means": means[None], "known": known[None]}
 
 
 def _means(state: PyTree, acted: PyTree) -> PyTree:
-    """Evaluate `_one_example`: no number, the worst, where there is none yet."""
+    """Evaluate `_one_example`: NaN, which ranks last, for a mean not known yet."""
     del state
     found = jnp.where(acted["known"] > 0, acted["means"], jnp.nan)
     return {name: found[:, place] for place, name in enumerate(_MEANS)}
 
 
 def _devices(replicas: int | None, processes: int) -> list[Device] | None:
-    """Return as many devices of each process; None for all."""
+    """Return the same number of devices of each process; None for all."""
     if replicas is None or processes == 1:
         return None
     of_process = collections.defaultdict(list)

@@ -1,9 +1,9 @@
-"""The user's step, as the learner runs it: with policy lag, and with earlier variables.
+"""The user's step as the learner runs it: with policy lag, and with earlier variables.
 
-A batch of the learner is {"trajectories": what the user's step takes, "version": int32
-[B], of the policy that acted}. Where actors take turns their batch k is acted with
-version k − lag: a learner that goes on from a checkpoint must publish versions that it
-had before, so the state holds them.
+A batch of the learner is {"trajectories": the user's batch, "version": int32 [B], of
+the policy that acted}. Where actors take turns their batch k is acted with version
+k − lag: a learner that goes on from a checkpoint must publish versions that it had
+before, so the state holds them.
 """
 
 import functools
@@ -18,20 +18,20 @@ from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.errors import ArgumentError
 
 VariablesOf = Callable[[PyTree], dict[str, PyTree]]
-"""What actors get of a state, by name; it may be traced."""
+"""Returns the variables for actors of a state, by name; it may be traced."""
 
 LAG_BINS = 16
 """The last bin of the histogram holds all lags from here on."""
 
 
 class Lifted(NamedTuple):
-    """What a session runs in the place of the user's functions.
+    """Functions that a session runs in place of the user's.
 
     Attributes:
-      init_fn: Makes the state.
+      init_fn: Returns the session's state for a key.
       step_fn: Makes an update.
-      user_state: Returns the user's state, of the session's.
-      earlier: Returns variables of before by version, of a state with so many updates.
+      user_state: Returns the user's state in the session's state.
+      earlier: Returns earlier variables by version, for a state and its version.
     """
 
     init_fn: InitFn
@@ -43,13 +43,13 @@ class Lifted(NamedTuple):
 def lifted(
     init_fn: InitFn, step_fn: StepFn, variables: VariablesOf, *, earlier: int
 ) -> Lifted:
-    """Return what the learner's session runs.
+    """Return the functions that the learner's session runs.
 
     Args:
-      init_fn: The user's.
-      step_fn: The user's; takes trajectories as its batch.
-      variables: What actors get of the user's state.
-      earlier: How many versions before the newest are kept.
+      init_fn: The user's function.
+      step_fn: The user's step; takes trajectories as its batch.
+      variables: Returns the variables for actors of the user's state.
+      earlier: Number of versions to keep before the newest.
     """
     if not earlier:
         return Lifted(
@@ -68,7 +68,7 @@ def lifted(
 
     inner = _of_trajectories(step_fn)
 
-    @functools.wraps(step_fn)  # asked whether it takes a key
+    @functools.wraps(step_fn)  # its signature shows if it takes a key
     def step(held: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         state, metrics = inner(held["state"], batch, *key)
         earlier = jax.tree.map(
@@ -79,10 +79,10 @@ def lifted(
         return {"state": state, "earlier": earlier}, metrics
 
     def versions(held: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
-        def of(age: int) -> dict[str, PyTree]:
-            return jax.tree.map(lambda x: x[-age], held["earlier"])
-
-        return {newest - age: of(age) for age in range(1, min(earlier, newest) + 1)}
+        return {
+            newest - age: jax.tree.map(lambda x, age=age: x[-age], held["earlier"])
+            for age in range(1, min(earlier, newest) + 1)
+        }
 
     return Lifted(
         init_fn=init,
@@ -93,7 +93,7 @@ def lifted(
 
 
 def _of_trajectories(step_fn: StepFn) -> StepFn:
-    """Return a step that takes a batch of the learner, and tells its policy lag."""
+    """Return a step that takes a batch of the learner, with policy lag as metrics."""
 
     @functools.wraps(step_fn)
     def step(state: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -114,7 +114,7 @@ def _joined(metrics: Any, lags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lag_metrics(version: jax.Array) -> dict[str, Any]:
-    """Return how many updates the trajectories of a batch have missed."""
+    """Return metrics of the number of updates that a batch's trajectories missed."""
     lag = step_number() - version
     binned = jnp.clip(lag, 0, LAG_BINS - 1)
     counts = jnp.sum(jax.nn.one_hot(binned, LAG_BINS, dtype=jnp.float32), axis=0)

@@ -31,15 +31,14 @@ from replicator.training.watchdog.limits import Limits
 
 
 class ReplicatedLearnerNode(Node[CourierHandle]):
-    """Runs the user's per-replica step on what actors insert, in a session.
+    """Runs the user's per-replica step on the trajectories of actors, in a session.
 
-    Others see one handle, whatever it runs on. Its methods: `insert`, `turn`,
-    `get_variables`, `statistics`, `save`. It stops, saved, when the program stops. Once
-    all learners of a program have made their steps, `run.wait()` stops the others, and
-    returns.
+    It has one handle, with the methods `insert`, `turn`, `get_variables`, `statistics`
+    and `save`. It saves and stops when the program stops. Once all learners of a
+    program have made their steps, `run.wait()` stops the others, and returns.
 
-    With `processes` > 1 they are joined by `jax.distributed`, and fail and start again
-    as one; give their group a `restart`.
+    With `processes` > 1 they are joined by `jax.distributed`, and fail and restart as
+    one; give their group a `restart`.
 
     >>> learner = program.add_node(
     ...     lp.ReplicatedLearnerNode(step_fn, init_fn, steps=1000, batch_size=32),
@@ -47,31 +46,31 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
     ... )
 
     Args:
-      step_fn: What one replica does: takes a state and trajectories, leaves
+      step_fn: Step of one replica: takes a state and trajectories, leaves
         [B / replicas, ...], and maybe a key; returns the state and a dict of metrics.
         Gradients are reduced by `replicator.wrap_optimizer`.
-      init_fn: Makes the state of a key.
-      steps: Updates in all; None: until the program stops.
-      batch_size: B, trajectories in a global batch.
-      replicas: Devices to use, as many of each process; all by default.
-      processes: How many processes there are.
-      variables: `variables(state)` returns what actors get, by name;
+      init_fn: Returns the state for a key.
+      steps: Number of updates in all; None for as many as the program runs.
+      batch_size: B, the number of trajectories in a global batch.
+      replicas: Number of devices to use, the same of each process; all by default.
+      processes: Number of processes.
+      variables: `variables(state)` returns the variables for actors, by name;
         `{"params": state["params"]}` by default.
-      table: The handle of a node that holds trajectories, or a `Deferred` that makes a
+      table: Handle of a node that holds trajectories, or a `Deferred` that makes a
         table in the learner; a queue of 4 B in the learner by default.
       max_policy_lag: Updates that a trajectory may have missed when it is learnt from;
         older ones are dropped, and counted. None for any number.
-      fixed_lag: Of actors that take turns: the `lag` of the `TrajectoryTurns`. Hooks
-        then see {"state": the user's, "earlier": variables of before}.
-      strategy: As of `Replicator`. One that partitions takes one process and actors
-        that do not take turns; they get variables whole.
+      fixed_lag: The `lag` of the `TrajectoryTurns`, if actors take turns. The state in
+        hooks is then {"state": the user's, "earlier": earlier variables}.
+      strategy: See `Replicator`. One that partitions takes one process and actors that
+        do not take turns; they get variables whole.
 
     All others are those of `Replicator.run`. `eval_every` without an `eval_fn`
-    evaluates what actors do: `episode_return` and `episode_length`, for `follow` and
+    evaluates the actors: `episode_return` and `episode_length`, for `follow` and
     `retention`.
 
     Raises:
-      ArgumentError: One is out of range, or two do not go together.
+      ArgumentError: An option is out of range, or two exclude each other.
     """
 
     is_expanded = True
@@ -165,7 +164,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
 
     @property
     def inner_nodes(self) -> list[Node[Any]]:
-        """Return what a planned program has in the place of this node."""
+        """Return the nodes that a planned program has in place of this one."""
         return list(self._nodes)
 
     def create_handle(self) -> CourierHandle:
@@ -177,9 +176,9 @@ class LearnerProcess(GroupMember[Any]):
     """One process of a learner of several.
 
     Args:
-      learner: The node that runs in it, once it has joined the others.
-      process: Which one, from 0.
-      processes: How many there are.
+      learner: Node that runs in it, once it has joined the others.
+      process: Number of this process, from 0.
+      processes: Number of processes.
     """
 
     def __init__(self, learner: PyClassNode, *, process: int, processes: int) -> None:
@@ -188,11 +187,11 @@ class LearnerProcess(GroupMember[Any]):
 
     @property
     def inner_nodes(self) -> list[Node[Any]]:
-        """Return the node that runs in it: its address and its handles are found so."""
+        """Return the node that runs in it, with its address and its handles."""
         return [self._learner]
 
     def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to; so does who has the handles."""
+        """Note the program that this was added to, and in the node with the handles."""
         super().belong_to(program, label)
         self._learner.belong_to(program, label)
 

@@ -1,4 +1,4 @@
-"""What is said of a learner; refused where it is written, if it does not fit."""
+"""Options of a learner, checked when its node is made."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from replicator.strategies.strategy import Strategy
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
 
-_AS_THEY_ARE = ("mode", "epochs", "steps")  # of inputs: a learner has one of its own
+_FIXED_INPUTS = ("mode", "epochs", "steps")  # a learner sets these itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class LearnerOptions:
     """Options of a learner; `ReplicatedLearnerNode` documents each.
 
     Attributes:
-      run: Those of its run, `init_fn` and `steps` among them.
+      run: Options of its run, `init_fn` and `steps` among them.
 
     Raises:
-      ArgumentError: One is out of range, or two do not go together.
+      ArgumentError: An option is out of range, or two exclude each other.
     """
 
     step_fn: StepFn
@@ -64,8 +64,8 @@ class LearnerOptions:
 
     @property
     def init_fn(self) -> InitFn:
-        """What makes the state of a key."""
-        assert self.run.init_fn is not None, "the node takes no other state"
+        """Function that returns the state for a key."""
+        assert self.run.init_fn is not None, "`__post_init__` checks it"
         return self.run.init_fn
 
     @property
@@ -105,7 +105,7 @@ class LearnerOptions:
             )
 
     def _check_cut(self) -> None:
-        """Refuse a batch that cannot be cut over processes, replicas, microbatches."""
+        """Raise if a batch cannot be cut over processes, replicas, microbatches."""
         replicas = self._batch_owners()
         if self.replicas is not None and replicas % self.processes:
             raise ArgumentError(
@@ -129,9 +129,9 @@ class LearnerOptions:
                 )
 
     def _batch_owners(self) -> int:
-        """Count the replicas, or devices, that each get rows of their own.
+        """Return the number of replicas, or devices, with rows of their own.
 
-        1 where that is not known yet: under a builder, or on all devices there are.
+        1 if it is not known yet: under a builder, or on all devices.
         """
         if isinstance(self.strategy, Strategy) and self.is_partitioned:
             if self.replicas is None:
@@ -154,7 +154,7 @@ class LearnerOptions:
     def _check_inputs(self, inputs: Any) -> None:
         check_kind("inputs", inputs, InputOptions)
         default = InputOptions()
-        for name in _AS_THEY_ARE if inputs is not None else ():
+        for name in _FIXED_INPUTS if inputs is not None else ():
             if getattr(inputs, name) != getattr(default, name):
                 raise _left_out(
                     f"inputs.{name}", getattr(inputs, name), "Leave it out."
@@ -175,10 +175,13 @@ class LearnerOptions:
 
 
 def params_of(state: PyTree) -> dict[str, PyTree]:
-    """Return what actors get by default: `state["params"]`, under the name `params`.
+    """Return the default variables for actors: `state["params"]`, as `params`.
 
     Raises:
       ArgumentError: The state has none.
+
+    >>> params_of({"params": {"w": 1.0}, "opt": ()})
+    {'params': {'w': 1.0}}
     """
     try:
         return {"params": state["params"]}
@@ -186,12 +189,12 @@ def params_of(state: PyTree) -> dict[str, PyTree]:
         held = list(state) if isinstance(state, Mapping) else type(state).__name__
         raise ArgumentError(
             "`variables` must be given for a state without 'params', got none for "
-            f"{held}. Pass `variables=lambda state: {{...}}`: what actors get, by name."
+            f"{held}. Pass `variables=lambda state: {{...}}`, arrays by name."
         ) from None
 
 
 def _action(spikes: Spikes | None) -> str | None:
-    # What is of another kind is refused when the run is put together.
+    # Another type is refused when the run is planned.
     return spikes.action if isinstance(spikes, Spikes) else None
 
 

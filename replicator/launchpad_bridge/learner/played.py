@@ -1,7 +1,7 @@
-"""What actors have played, of what a learner took: numbers of its run, batch by batch.
+"""Counts of episodes and environment steps in the batches that a learner took.
 
-They are counted on the host where a batch is taken, and go along with it: into the
-metrics of the update that it makes, and into checkpoints.
+They are counted on the host that takes a batch, and belong to it: they are metrics of
+its update, and part of checkpoints.
 """
 
 import collections
@@ -15,7 +15,7 @@ import numpy as np
 from replicator.launchpad_bridge.trajectories.table import Taken
 
 _LAST = 100
-"""Episodes that means are of."""
+"""Number of episodes that means are taken over."""
 
 
 def _window(values: Any = ()) -> collections.deque[float]:
@@ -24,13 +24,13 @@ def _window(values: Any = ()) -> collections.deque[float]:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Played:
-    """Counts of a run, those of its earlier sittings included.
+    """Counts of a run, including those before a restart.
 
     Attributes:
-      environment_steps: Of all environments together; resets are none.
-      episodes: That have ended in what was inserted.
-      returns: Of the last hundred of them.
-      lengths: Of the last hundred in what was taken, in steps.
+      environment_steps: Steps of all environments together, without resets.
+      episodes: Number of episodes that ended in inserted trajectories.
+      returns: Returns of the last hundred of them.
+      lengths: Lengths in steps of the last hundred in the batches taken.
       dropped: Trajectories that the table has dropped since it was started, by reason.
     """
 
@@ -41,12 +41,12 @@ class Played:
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def note(self, taken: Taken, dropped: Mapping[str, int]) -> None:
-        """Count what was taken for a batch.
+        """Count the trajectories of a batch.
 
         Args:
-          taken: Trajectories of actors; what is told by leaves that others lack is not
-            counted of theirs.
-          dropped: What the table counts by now.
+          taken: Trajectories; steps and lengths are counted only if they have the
+            leaves of `Actor`.
+          dropped: Counts of the table by now.
         """
         finite = [float(each) for each in taken.episodes if math.isfinite(each)]
         self.episodes += len(taken.episodes)
@@ -59,7 +59,11 @@ class Played:
         self.lengths.extend(rows["age"][:, 1:][rows["last"][:, 1:]].tolist())
 
     def numbers(self) -> dict[str, Any]:
-        """Return metrics; means are left out before there is an episode."""
+        """Return metrics; means are left out before there is an episode.
+
+        >>> Played(episodes=3, environment_steps=60).numbers()
+        {'episodes': 3, 'environment_steps': 60}
+        """
         means = {"episode_return": self.returns, "episode_length": self.lengths}
         return {
             **{name: float(np.mean(each)) for name, each in means.items() if each},
@@ -69,12 +73,16 @@ class Played:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the counts as plain JSON."""
         windows = {"returns": list(self.returns), "lengths": list(self.lengths)}
         return {**dataclasses.asdict(self), **windows}
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """Return what `to_json` wrote."""
-        windows = {name: _window(said[name]) for name in ("returns", "lengths")}
-        return cls(**{**said, **windows})
+    def from_json(cls, saved: Mapping[str, Any]) -> Self:
+        """Return the counts that `to_json` wrote.
+
+        >>> Played.from_json(Played(episodes=3).to_json()).episodes
+        3
+        """
+        windows = {name: _window(saved[name]) for name in ("returns", "lengths")}
+        return cls(**{**saved, **windows})

@@ -4,8 +4,8 @@
     handlers    get(names, ...)              the first caller of a version, and of a set
                                              of names, has it encoded for all of them
 
-One lock guards what is kept. Nobody encodes, sends or calls anything else under it: so
-`publish` waits for handlers to look something up, and never for a caller.
+One lock guards the kept versions. No thread encodes, sends or calls anything else under
+it: so `publish` waits for look-ups of handlers, and never for a caller.
 """
 
 import dataclasses
@@ -28,26 +28,26 @@ _MOST_SETS = 16  # of names, that are kept encoded for a version
 GET = accepts(
     names=texts(_MOST_NAMES), newer_than=whole(), version=whole(), timeout_s=seconds()
 )
-"""What is taken of who asks for variables."""
+"""Argument rules of `get`."""
 
 
 @rpc.register
 class VariablesError(ReplicatorError, LookupError):
-    """Variables were asked for that are not published, or not kept any more."""
+    """The variables are not published, or no longer kept."""
 
 
 @rpc.register
 class VariablesTimeoutError(ReplicatorError, TimeoutError):
-    """Variables were not published within the deadline of a call; ask again."""
+    """Variables were not published within the deadline of a call; call again."""
 
 
 @rpc.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variables:
-    """What a learner has published.
+    """Variables that a learner has published.
 
     Attributes:
-      version: How many updates are behind them.
+      version: Number of updates behind them.
       values: A pytree of arrays by name; the arrays are read-only.
     """
 
@@ -57,7 +57,7 @@ class Variables:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class _Version:
-    """One version, and what was asked for of it, encoded once for each set of names."""
+    """One version, and its replies, encoded once for each set of names."""
 
     version: int
     values: dict[str, PyTree]
@@ -79,7 +79,7 @@ class PublishedVariables:
         """Start with none.
 
         Args:
-          keep: How many versions are kept, the newest ones.
+          keep: Number of versions to keep, the newest ones.
 
         Raises:
           ArgumentError: `keep` is less than 1.
@@ -99,26 +99,26 @@ class PublishedVariables:
             return next(reversed(self._kept), None)
 
     def wait_for(self, version: int, timeout_s: float) -> bool:
-        """Wait until a version, or a later one, is published; tell whether it is."""
+        """Wait until a version, or a later one, is published; return whether it is."""
         with self._changed:
             return wait_for(
                 self._changed, lambda: self._is_reached(version), timeout_s=timeout_s
             )
 
     def publish(self, version: int, values: Mapping[str, PyTree]) -> None:
-        """Give a version to whoever asks from now on; the oldest one may go.
+        """Publish a version to all later calls; the oldest one may be dropped.
 
         One that is not above the version before, of a learner that went back to its
-        checkpoint, takes the place of all from there on.
+        checkpoint, replaces all from there on.
 
         Args:
-          version: How many updates are behind it.
+          version: Number of updates behind it.
           values: A pytree of arrays by name, of NumPy or of one device. They are not
-            copied: nobody may write to them, or donate them, afterwards. Who asks first
+            copied, and must not be written to or donated afterwards. The first caller
             waits until those of a device are computed.
 
         Raises:
-          ArgumentError: `version` is no whole number, or `values` are not by name.
+          ArgumentError: `version` is not a whole number, or `values` are not by name.
         """
         check_whole("version", version)
         published = _Version(int(version), _read_only(values), {})
@@ -142,25 +142,25 @@ class PublishedVariables:
     ) -> Variables | None:
         """Return published variables, in a handler such that they are encoded once.
 
-        Waits for a version that is still to come, and for the first one; not for one
-        that differs from `newer_than`. In a handler the wait takes a thread of the
+        Waits for a version that is not published yet, and for the first one; not for
+        one that differs from `newer_than`. In a handler the wait takes a thread of the
         server, and ends with its call: shortly before the deadline, or when the caller
         is gone or the server stops. There the result is an `rpc.EncodedOnce`, to be
         returned as it is: the handler's caller receives `Variables`.
 
         Args:
-          names: Which of the values; all by default.
-          newer_than: The version that the caller has: None is returned where it is the
+          names: Names of the values; all by default.
+          newer_than: Version that the caller has; the result is None if it is the
             newest.
-          version: Which version; the newest by default.
-          timeout_s: How long to wait; None: as long as the call lasts, or a minute.
+          version: Version to return; the newest by default.
+          timeout_s: Longest wait; None for the rest of the call, or a minute.
 
         Returns:
-          The variables. None where the caller has them, or they were not published
-          within `timeout_s`, or nobody waits for the result any more.
+          The variables. None if the caller has them, or they were not published within
+          `timeout_s`, or the caller no longer waits.
 
         Raises:
-          ArgumentError: Both `newer_than` and `version` are given, or `names` are no
+          ArgumentError: Both `newer_than` and `version` are given, or `names` is not a
             list of names.
           VariablesError: The version is no longer kept, or a name is not among those
             that are published.
@@ -178,12 +178,12 @@ class PublishedVariables:
             if newer_than is not None and found.version == newer_than:
                 return None
             reply = _reply(found, names, after=self._first)
-        # Who calls this as an object, and not by a server, has no use for the wrapper.
-        # Encoded when it is sent, by the thread of the first call that asks for it.
+        # A direct call, not by a server, has no use for the wrapper. It is encoded when
+        # it is sent, by the thread of the first call that returns it.
         return reply.value if rpc.current_call() is None else cast("Variables", reply)
 
     def _waited(self, version: int | None, timeout_s: float | None) -> bool:
-        """Wait with the lock held; return False where there is no use in more of it."""
+        """Wait with the lock held; return False if waiting longer is of no use."""
         started_s = time.monotonic()
         if wait_for(
             self._changed, lambda: self._is_reached(version), timeout_s=timeout_s
@@ -193,11 +193,11 @@ class PublishedVariables:
         is_over = timeout_s is not None and waited_s >= timeout_s
         if is_over or rpc.cancelled():
             return False
-        what = "the first version" if version is None else f"version {version}"
+        awaited = "the first version" if version is None else f"version {version}"
         newest = next(reversed(self._kept), None)
         raise VariablesTimeoutError(
-            f"{what} of the variables was not published within {waited_s:.3g} s; the "
-            f"newest is {newest}. Ask again, with a longer deadline of the call."
+            f"{awaited} of the variables was not published within {waited_s:.3g} s; "
+            f"the newest is {newest}. Call again, with a longer deadline."
         )
 
     def _is_reached(self, version: int | None) -> bool:
@@ -219,13 +219,13 @@ class PublishedVariables:
 def _reply(
     found: _Version, names: Sequence[str] | None, *, after: rpc.EncodedOnce
 ) -> rpc.EncodedOnce[Variables]:
-    """Return what callers of these names share; made here by the first of them."""
+    """Return the reply that callers of these names share; the first one makes it."""
     asked = {*found.values} if names is None else {*names}
     if unknown := sorted(asked - found.values.keys()):
         published = ", ".join(map(repr, found.values))
         raise VariablesError(
             f"`names` must be of published variables, got {unknown[0]!r}; published "
-            f"are {published}. Ask for these."
+            f"are {published}. Use these."
         )
     key = tuple(name for name in found.values if name in asked)
     if key in found.replies:
@@ -233,15 +233,15 @@ def _reply(
     values = {name: found.values[name] for name in key}
     variables = Variables(version=found.version, values=values)
     reply = rpc.EncodedOnce(variables, after=after)
-    # Of many variables there are more sets of names than memory for each; all of them
-    # is what actors ask for, whoever asked for others before.
+    # Many variables have more sets of names than there is memory for; the set of all
+    # names, which actors use, is kept in any case.
     if names is None or len(found.replies) < _MOST_SETS:
         found.replies[key] = reply
     return reply
 
 
 def _read_only(values: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """Return the same arrays, which callers in this process cannot write to."""
+    """Return the same arrays as views that callers in this process cannot write."""
     if not isinstance(values, Mapping) or not all(isinstance(k, str) for k in values):
         raise ArgumentError(
             "`values` must be pytrees by name, got "

@@ -1,8 +1,8 @@
-"""How batches come to all processes of a learner: from its first, to each its share.
+"""Distribution of a learner's batches: the first process gives each of them its rows.
 
-The first process takes batches out of the table; the others ask it for their rows of
-batch 0, 1, 2, … All are told alike when the input ends, and behind which updates
-somebody asked for a checkpoint.
+The first process takes batches out of the table; the others call it for their rows of
+batch 0, 1, 2, … All get the same end of the input, and the same updates behind which a
+checkpoint was requested.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ _STOP_COMES_S = 30.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Saves(Every):
-    """The schedule of a learner's checkpoints, and those asked for besides.
+    """The schedule of a learner's checkpoints, and those requested besides.
 
-    Threads of the server ask; the session's threads look. In all processes the same
-    updates are saved: the first says behind which, with each batch.
+    Threads of the server request one; the session's threads read `behind`. All
+    processes save the same updates: each batch of the first one has `is_saved`.
 
     Attributes:
-      asked: Set to ask for a checkpoint behind the next batch that is taken.
-      behind: The updates, of those to come, behind which one was asked for. Added to
-        by the thread that reads batches, taken out of by the one that saves.
+      asked: Set to request a checkpoint behind the next batch that is taken.
+      behind: Coming updates behind which one was requested. The thread that reads
+        batches adds to it, the one that saves removes from it.
     """
 
-    # Not told of in `repr`, by which processes compare what they were given.
+    # Excluded from `repr`, which processes compare.
     asked: threading.Event = dataclasses.field(
         default_factory=threading.Event, repr=False
     )
@@ -45,7 +45,7 @@ class Saves(Every):
     def decide(
         self, last_s: float | None, event: StepEvent
     ) -> tuple[float | None, bool]:
-        """Say whether `event` is due."""
+        """Return the state after `event`, and whether it is due."""
         last_s, is_due = super().decide(last_s, event)
         is_asked = event.step in self.behind
         self.behind.discard(event.step)
@@ -55,12 +55,12 @@ class Saves(Every):
 @rpc.register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """What a process gets of a batch.
+    """Rows of a batch for one process.
 
     Attributes:
-      batch: Its rows; None where no batch follows.
-      state: Where the input is after it, as the first process says.
-      is_saved: Whether the update that it makes is to be saved.
+      batch: The rows; None if no batch follows.
+      state: Position of the input after it, in the first process.
+      is_saved: Whether its update must be saved.
     """
 
     batch: PyTree
@@ -71,13 +71,13 @@ class BatchShare:
 class Shares(Iterator[PyTree]):
     """Batches in the first process: yields its own rows, and keeps those of others.
 
-    One thread iterates; others ask by `share`. Parts that a process has not asked for
-    yet are bounded by how far the processes can be apart: they read in step.
+    One thread iterates; others call `share`. The number of parts that wait is bounded
+    by the distance between processes: they read in step.
 
     Args:
-      batches: Whole ones; says by `get_state` where it is.
-      processes: How many share them.
-      saves: Looked at for each batch: whether to save behind it.
+      batches: Iterator of whole batches; `get_state` returns its position.
+      processes: Number of processes that share them.
+      saves: Read for each batch: whether to save behind it.
     """
 
     def __init__(self, batches: Any, processes: int, saves: Saves) -> None:
@@ -134,7 +134,7 @@ class Shares(Iterator[PyTree]):
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the whole batches are."""
+        """Return the position of the whole batches."""
         return self._batches.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -143,13 +143,13 @@ class Shares(Iterator[PyTree]):
 
 
 class SharedBatches(Iterator[PyTree]):
-    """Batches in the other processes: asks the first one for them.
+    """Batches in the other processes, which call the first one for them.
 
     Args:
-      first: A client of the first process.
-      process: Which one this is.
-      saves: Told the updates behind which to save.
-      stopped: Waits so many seconds until the program is stopping; tells whether it is.
+      first: Client of the first process.
+      process: Number of this process.
+      saves: Gets the updates behind which to save.
+      stopped: Waits so many seconds for the program to stop; returns whether it does.
     """
 
     def __init__(
@@ -175,17 +175,17 @@ class SharedBatches(Iterator[PyTree]):
             try:
                 share = self._first.share(self._process, number, LOOK_S)
             except GONE as lost:
-                # The group ends as one: whoever lives waits to be killed, or to stop.
+                # The group ends as one: processes that live are killed, or stop.
                 if self._stopped(LOOK_S):
                     raise StopIteration from None
                 raise DistributedError(
-                    "The first process of the learner must hand out batches, got none "
+                    "The first process of the learner must send batches, got none "
                     f"from it: {lost}. See in its log why it ended."
                 ) from lost
             if share is None:
                 continue
             if share.batch is None:
-                # All leave at one step, saved: none before it knows why.
+                # All end at one step, and save: each waits for the stop request.
                 self._stopped(_STOP_COMES_S)
                 raise StopIteration
             self._state = share.state
@@ -194,7 +194,7 @@ class SharedBatches(Iterator[PyTree]):
             return share.batch
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the whole batches are, as the first process said."""
+        """Return the position of the whole batches, in the first process."""
         return self._state
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ class SharedBatches(Iterator[PyTree]):
 
 
 def _cut(batch: PyTree, parts: int) -> list[PyTree]:
-    """Return equal runs of rows, in order."""
+    """Return equal ranges of rows, in order."""
     size = jax.tree.leaves(batch)[0].shape[0] // parts
     return [
         jax.tree.map(lambda leaf: leaf[part * size : (part + 1) * size], batch)  # noqa: B023

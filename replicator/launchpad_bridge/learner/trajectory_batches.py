@@ -1,7 +1,7 @@
 """Batches for a learner, taken out of a table: the dataset of its session.
 
 The session reads ahead and places batches on the devices in the background, and keeps
-with each where the input is after it. That is also what a checkpoint holds: where
+with each the position of the input after it. A checkpoint holds that position: where
 actors take turns, the cut behind the last batch that was learnt from.
 """
 
@@ -30,9 +30,9 @@ from replicator.launchpad_bridge.trajectories.table import (
 from replicator.rpc.client.client import Client
 
 GONE = (ConnectionLostError, CallTimeoutError, ServerStoppedError)
-"""What a call raises whose server is being started again."""
+"""Errors of a call whose server is being restarted."""
 LOOK_S = 0.5
-"""How often a wait for trajectories looks whether the program stops."""
+"""Seconds between two checks, in a wait for trajectories, if the program stops."""
 _CALL_S = 5.0
 _WARN_S = 30.0
 _log = logging.getLogger(__name__)
@@ -41,21 +41,21 @@ _log = logging.getLogger(__name__)
 class TrajectoryBatches(Iterator[PyTree]):
     """Yields {"trajectories": leaves [B, ...], "version": int32 [B]} until a stop.
 
-    Where a learner went back to a checkpoint, trajectories of versions that it has yet
+    After a learner went back to a checkpoint, trajectories of versions that it has yet
     to reach again are dropped, and counted by the table: no policy lag is below 0, nor
-    do variables that it had and lost pass for younger than they are. (What an actor
-    brings once as many batches are taken again cannot be told apart.)
+    do variables that it had and lost pass for younger than they are. (Such trajectories
+    that are inserted after as many batches are taken again cannot be recognised.)
 
     It is for one thread, but for `is_stopping` and `reached`.
 
     Attributes:
-      numbers: Of all that was taken, as `Played` tells them.
-      table_counts: What the table counted when it was last asked for a batch.
+      numbers: `Played.numbers` of all batches taken.
+      table_counts: Counts of the table at the last call for a batch.
 
     Args:
-      table: Where trajectories are, or a client of it.
+      table: Table of trajectories, or a client of it.
       batch_size: B.
-      is_stopping: Whether to yield no more.
+      is_stopping: Returns whether to yield no more.
       reached: `reached(version, timeout_s)` waits until the learner published it.
       max_policy_lag: Updates that a trajectory may have missed when it is learnt from;
         older ones are dropped. None for any number.
@@ -75,12 +75,12 @@ class TrajectoryBatches(Iterator[PyTree]):
         self._is_stopping = is_stopping
         self._reached = reached
         self._max_policy_lag = max_policy_lag
-        self._number = 0  # of the next batch: what its update is called
-        # Of the last batch, as JSON: what is asked for twice a batch.
+        self._number = 0  # of the next batch, and so of its update
+        # Of the last batch, as JSON, as `get_state` returns it.
         self._cut: dict[str, Any] | None = None
         self._has_begun = False
         self._played = Played()
-        # For other threads, too: replaced, never changed.
+        # Read by other threads, too: replaced, never changed.
         self.numbers = self._played.numbers()
         self.table_counts: dict[str, Any] = {}
 
@@ -88,9 +88,9 @@ class TrajectoryBatches(Iterator[PyTree]):
         return self
 
     def __next__(self) -> PyTree:
-        """Return the next batch; waits for trajectories while the program runs.
+        """Return the next batch; wait for trajectories while the program runs.
 
-        What bounds the wait is the session's: `InputOptions.timeout_s`.
+        The session bounds the wait: `InputOptions.timeout_s`.
 
         Raises:
           ArgumentError: The table is at another batch.
@@ -101,7 +101,7 @@ class TrajectoryBatches(Iterator[PyTree]):
             oldest = None if lag is None else max(self._number - lag, 0)
             if oldest is None or self._reached(oldest, LOOK_S):
                 taken, lost = self._try_to_take(oldest)
-            else:  # whatever is there now would be too old by then
+            else:  # trajectories in the table would be too old by then
                 taken, lost = None, f"the learner has not published version {oldest}"
             if taken is not None:
                 return self._batch(taken)
@@ -115,29 +115,34 @@ class TrajectoryBatches(Iterator[PyTree]):
         raise StopIteration
 
     def _try_to_take(self, oldest: int | None) -> tuple[Taken | None, Exception | None]:
-        """Take once; return also why the table is not there, where it is not."""
+        """Call `take` once; return its result and the error of a table that is gone."""
         try:
             if not self._has_begun:
-                self._ask("begin", cut=self._cut and Cut.from_json(self._cut))
+                self._call("begin", cut=self._cut and Cut.from_json(self._cut))
                 self._has_begun = True
-            said = {"count": self._batch_size, "oldest": oldest, "timeout_s": LOOK_S}
-            # A batch is for the update after so many: a later version is none of ours,
-            # but of a learner that was killed, and went back to its checkpoint. (What
-            # is published now would be too strict: more is while this waits.)
-            taken = self._ask("take", newest=self._number, **said)
+            # A batch is for the update after so many: a later version is not of this
+            # learner, but of one that was killed, and went back to its checkpoint. (The
+            # published version would be too strict: later ones come while this waits.)
+            taken = self._call(
+                "take",
+                count=self._batch_size,
+                oldest=oldest,
+                newest=self._number,
+                timeout_s=LOOK_S,
+            )
         except (TableRestartedError, *GONE) as error:
-            # It holds nothing, and actors go back to behind the last batch taken here;
-            # or what it was to give us may have been given, to nobody.
+            # The table is empty, and actors go back to the last batch taken here; or
+            # its reply, with a batch, may have been lost.
             self._has_begun = False
             return None, error
-        with contextlib.suppress(*GONE):  # what was taken is there, and is used
-            self.table_counts = self._ask("statistics")
+        with contextlib.suppress(*GONE):  # the batch was received, and is used
+            self.table_counts = self._call("statistics")
         return taken, None
 
-    def _ask(self, method: str, **said: Any) -> Any:
+    def _call(self, method: str, **kwargs: Any) -> Any:
         if isinstance(self._table, Client):  # which waits for a server that is gone
-            return self._table.call(method, (), said, timeout_s=_CALL_S)
-        return getattr(self._table, method)(**said)
+            return self._table.call(method, (), kwargs, timeout_s=_CALL_S)
+        return getattr(self._table, method)(**kwargs)
 
     def _batch(self, taken: Taken) -> PyTree:
         if taken.cut is not None and taken.cut.batch != self._number + 1:
@@ -154,12 +159,12 @@ class TrajectoryBatches(Iterator[PyTree]):
         return {"trajectories": taken.trajectories, "version": version}
 
     def get_state(self) -> dict[str, Any]:
-        """Return where it is, as plain JSON, for a checkpoint."""
+        """Return its position, as plain JSON, for a checkpoint."""
         played = self._played.to_json()
         return {"batch": self._number, "cut": self._cut, "played": played}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on where `get_state` was asked; what the table holds is told so."""
+        """Go on from a position of `get_state`, which the table gets by `begin`."""
         self._number = state["batch"]
         self._cut = state["cut"]
         if "played" in state:  # not in older checkpoints

@@ -1,8 +1,8 @@
-"""A node that stands before another and remembers its answers, up to an age.
+"""A node that caches the replies of another node, up to an age.
 
-A hundred actors that ask a learner for its parameters keep it busy with answering. A
-cacher asks once in an interval, whoever asks it, and answers from what it remembers;
-never with something older than `stale_after_ms`: then it asks, and the caller waits.
+A hundred actors that request a learner's parameters keep it busy with replies. A cacher
+calls once in an interval, however many call it, and replies from its cache; never with
+a reply older than `stale_after_ms`: then it calls, and the caller waits.
 """
 
 import functools
@@ -23,9 +23,9 @@ from replicator.rpc.server.methods import Method, method_of_function
 from replicator.rpc.server.served_call import cancelled
 
 MAX_CALLS = 16
-"""Different calls (a method and its arguments) that one cacher remembers."""
-_LOOK_S = 0.25  # how often a call that waits looks whether anybody waits for it
-# They are kept.
+"""Most calls (a method and its arguments) in the cache of one node."""
+_LOOK_S = 0.25  # between two checks of a waiting call that its caller still waits
+# They are kept in the cache, so their size is bounded.
 _ARGUMENTS = plain(4_096, most_text=65_536)._replace(
     remedy="Call the target of the CacherNode."
 )
@@ -33,7 +33,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class CacherNode(CourierNode[Any]):
-    """Offers the methods of another node, and answers from memory.
+    """Has the methods of another node, and replies from a cache.
 
     >>> learner = program.add_node(lp.CourierNode(Learner), label="learner")
     >>> cacher = program.add_node(
@@ -51,18 +51,18 @@ class CacherNode(CourierNode[Any]):
         courier_kwargs: Mapping[str, Any] | None = None,
         courier_client_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Remember whom to ask, and how often.
+        """Set the target and the times.
 
         Args:
-          target_handle: Of the node whose answers are remembered.
-          refresh_interval_ms: How often each remembered call is made again.
-          stale_after_ms: The age, since it was asked for, from which on an answer is
-            not given any more.
-          courier_kwargs: As of a `CourierNode`.
-          courier_client_kwargs: As of a `CourierNode`.
+          target_handle: Handle of the node whose replies are cached.
+          refresh_interval_ms: Time after which each cached call is made again.
+          stale_after_ms: Age, since the call to the target, from which on a reply is
+            no longer used.
+          courier_kwargs: See `CourierNode`.
+          courier_client_kwargs: See `CourierNode`.
 
         Raises:
-          ProgramError: An answer would be too old before it is asked for again.
+          ProgramError: A reply would be too old before it is refreshed.
         """
         if not 0 < refresh_interval_ms <= stale_after_ms:
             raise ProgramError(
@@ -80,7 +80,7 @@ class CacherNode(CourierNode[Any]):
         )
 
     def methods(self, instance: Any) -> list[Method]:
-        """Return those of the target; waits, within its deadline, until it serves."""
+        """Return the target's methods; wait, within its deadline, until it serves."""
         return [
             method_of_function(name, functools.partial(instance.answer, name))
             for name in list_methods(instance.target)
@@ -96,25 +96,25 @@ _NEVER = _Entry(-math.inf, None)
 
 
 class _Known:
-    """One call that is remembered."""
+    """One call in the cache."""
 
     def __init__(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> None:
         self.args = args
         self.kwargs = kwargs
-        # Held during a call to the target, by who made it and all who ask the same. A
-        # refresh does without: it replaces `entry`.
+        # Held by the thread that calls the target, while others with the same call wait
+        # for it. A refresh does without: it replaces `entry`.
         self.lock = threading.Lock()
         self.entry = _NEVER
         self.is_asked = False
 
     def renew(self, entry: _Entry) -> None:
-        """Take an answer, unless a later one is known."""
+        """Store a reply, unless a later one is stored."""
         if entry.asked_s >= self.entry.asked_s:
             self.entry = entry
 
 
 class Cacher:
-    """Answers from memory, and asks again in the background."""
+    """Replies from a cache, and refreshes it in the background."""
 
     def __init__(
         self,
@@ -123,40 +123,40 @@ class Cacher:
         stale_after_s: float,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Remember nothing yet.
+        """Begin with an empty cache.
 
         Args:
-          target: Whom to ask.
-          refresh_interval_s: How often.
-          stale_after_s: From which age on an answer is not given.
-          now_s: Tells the time.
+          target: Client of the node whose replies are cached.
+          refresh_interval_s: Seconds between two refreshes.
+          stale_after_s: Age from which on a reply is not used.
+          now_s: Returns the time in seconds.
         """
         self.target = target
         self._refresh_interval_s = refresh_interval_s
         self._stale_after_s = stale_after_s
         self._now_s = now_s
-        # Of the table only; never held together with the lock of a call.
+        # Guards `_known`; never held together with the lock of a call.
         self._lock = threading.Lock()
         self._known: dict[Any, _Known] = {}
 
     def run(self) -> None:
-        """Make each remembered call again, once in an interval, until the stop."""
+        """Make each cached call again, once in an interval, until the stop."""
         while not stop_event().wait(self._refresh_interval_s):
             self.refresh()
 
     @accepts(method=text(), args=_ARGUMENTS, kwargs=_ARGUMENTS)
     def answer(self, method: str, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Return what the target answered not long ago; ask it if that is not known.
+        """Return the cached reply if it is fresh; otherwise call the target.
 
         Raises:
-          ArgumentError: An argument is no plain value, or there are too many of them,
+          ArgumentError: An argument is not a plain value, or there are too many,
             or too many different calls.
         """
         known = self._known_of(method, args, kwargs)
-        # A refresh may have answered while somebody still waits for the target.
+        # Before the lock: a refresh may have stored a reply while a call still runs.
         if self._is_fresh(entry := known.entry):
             return entry.value
-        # Others who ask the same wait for this answer, while somebody waits for them.
+        # Equal calls wait for the reply of the first, while their callers wait.
         while not known.lock.acquire(timeout=_LOOK_S):
             if cancelled():
                 raise CallCancelledError(f"Nobody waits for `{method}` any more.")
@@ -170,7 +170,7 @@ class Cacher:
             known.lock.release()
 
     def refresh(self) -> None:
-        """Ask again for all that is known, at the same time; wait for nothing."""
+        """Make all cached calls again, concurrently; wait for none."""
         with self._lock:
             calls = list(self._known.items())
         for (method, *_), known in calls:
@@ -183,7 +183,7 @@ class Cacher:
 
     def _take(self, known: _Known, asked_s: float, future: Any) -> None:
         known.is_asked = False
-        # A refresh that failed is no news: callers are told once the answer is stale.
+        # An error of a refresh is dropped: callers get one once the reply is stale.
         if not future.cancelled() and future.exception() is None:
             known.renew(_Entry(asked_s, future.result()))
 
@@ -204,7 +204,7 @@ class Cacher:
 
 
 def _frozen(value: PyTree) -> Any:
-    """Return what stands for plain values in a key; tells 1 from True and 1.0."""
+    """Return a hashable key of plain values, in which 1, True and 1.0 differ."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, dict):

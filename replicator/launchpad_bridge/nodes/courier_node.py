@@ -1,4 +1,4 @@
-"""Nodes whose object's methods other nodes call; the handles that become clients.
+"""Nodes with an object whose methods other nodes call, and their handles.
 
 `CourierNode(Learner, ...)` makes a `Learner` in its worker and serves the public
 methods that its class declares, in threads of their own. The object's `run()`, if it
@@ -38,7 +38,7 @@ _HAND_OVER = "set_courier_server"
 _POOL_SIZE = 16
 _DRAIN_S = 10.0
 _DRAIN_WHEN_STOPPING_S = 1.0
-# Upstream's ways to tune gRPC: nothing to tune here.
+# Launchpad's options of gRPC, accepted and ignored.
 _UNUSED = {"compress", "chunk_tensors", "load_balancing_policy", "propagate_deadline"}
 _OF_CLIENT = {"call_timeout", "timeout_s", "wait_for_ready", "heartbeat_s"}
 _OF_SERVER = {"thread_pool_size", "pool_size", "port", "name"}
@@ -51,19 +51,19 @@ class CourierHandle(Handle[Client]):
         """Make a handle.
 
         Args:
-          address: Of the node's server.
+          address: Address of the node's server.
           **kwargs: See `set_client_kwargs`.
         """
         self._address = address
         self._kwargs = _checked("courier_client_kwargs", kwargs, _OF_CLIENT | _UNUSED)
 
     def set_client_kwargs(self, **kwargs: Any) -> None:
-        """Say how clients behave.
+        """Set options of clients.
 
         Args:
           **kwargs: `call_timeout`, the deadline of each call (seconds or a `timedelta`;
-            None or 0: none; 60 s by default); `wait_for_ready`, whether calls wait
-            for a server that is not there yet.
+            None or 0 for none; 60 s by default); `wait_for_ready`, whether calls wait
+            for a server that does not listen yet.
 
         Raises:
           ProgramError: One of them is unknown.
@@ -90,7 +90,7 @@ class CourierHandle(Handle[Client]):
         else:
             context.root.when_over(client.close)
             if isinstance(client, Client):
-                # A server that has stopped before its callers does not come again.
+                # A server that has stopped before its callers is not started again.
                 context.stop_event.when_set(partial(wait_no_longer, client))
         return client
 
@@ -109,7 +109,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
     """Makes an object in its worker, and lets others call its methods.
 
     Attributes:
-      courier_address: Of the server.
+      courier_address: Address of the server.
 
     >>> learner = program.add_node(lp.CourierNode(Learner, seed=7), label="learner")
     >>> act = lp.PyNode(lambda learner: learner.step(), learner)     # calls it
@@ -128,15 +128,15 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         courier_client_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remember what to make.
+        """Store the constructor, its arguments and the options.
 
         Args:
           constructor: A class, or a function that returns an object; runs in the node.
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
-          courier_kwargs: Of the server: `thread_pool_size`, how many calls run at once
-            (16, or `thread_pool_size` of the object's class); `port`, to listen on with
-            gRPC as well, on this host only.
-          courier_client_kwargs: Of each client: `CourierHandle.set_client_kwargs`.
+          courier_kwargs: Options of the server: `thread_pool_size`, the number of calls
+            that run at once (16, or `thread_pool_size` of the object's class); `port`,
+            to listen on with gRPC as well, on this host only.
+          courier_client_kwargs: Options of clients: `CourierHandle.set_client_kwargs`.
           **kwargs: Named arguments of the constructor.
 
         Raises:
@@ -162,8 +162,8 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
             bar_node.configure(foo=foo_node.create_handle())
 
         Args:
-          *args: In place of those the node was made with.
-          **kwargs: Likewise.
+          *args: Replace the arguments of the constructor.
+          **kwargs: Replace its named arguments.
         """
         self._args = args
         self._kwargs = kwargs
@@ -176,7 +176,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         return self._track_handle(handle)
 
     def run(self) -> Any:
-        """Make the object, serve it, call its `run()`; return what that returns."""
+        """Make the object, serve it, call its `run()`; return the result."""
         instance = self._construct_instance()
         server = self._make_server(instance)
         if hasattr(instance, _HAND_OVER):
@@ -193,7 +193,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         return result if self._runs(instance) else None
 
     def methods(self, instance: Any) -> list[Method]:
-        """Return what others may call: the public methods that the class declares."""
+        """Return the methods for clients: the public ones that the class declares."""
         if not any(declared_names(type(instance))):  # the node only runs
             return []
         offered = methods_of(instance)
@@ -201,7 +201,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
     def _make_server(self, instance: Any) -> CourierServer:
         context = node_context.of_thread() or loose_context()
-        # A class whose handlers wait for each other says itself how many run at once.
+        # A class whose handlers wait for each other sets the number that run at once.
         pool_size = getattr(type(instance), "thread_pool_size", _POOL_SIZE)
         server = CourierServer(lambda methods: self._serve(methods, context, pool_size))
         for method in self.methods(instance):
@@ -214,7 +214,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         context: RunningContext,
         pool_size: int,
     ) -> Any:
-        """Start a server: of `rpc`, or what the launcher has in its place."""
+        """Start a server: of `rpc`, or of the launcher's exchange."""
         options = dict(self._courier_kwargs)
         builder = self.courier_address.builder
         address, here = builder.listening(), builder.server_options()
@@ -224,7 +224,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         if (port := options.pop("port", None)) is not None:
             here.setdefault("secret", _secret_beside(address))
             address = f"{address},grpc://127.0.0.1:{port}"
-        # Else a handler would hold the very objects of its caller.
+        # Otherwise a handler would hold the objects of its caller themselves.
         encodes = None if context.by_reference else True
         server = Server(
             name=name,
@@ -240,7 +240,7 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
         return server.start()
 
     def _hand_over(self, instance: Any, server: CourierServer) -> Any:
-        """Let the object start and stop the server."""
+        """Give the server to the object, which starts and stops it."""
         instance.set_courier_server(server)
         try:
             return instance.run() if self._runs(instance) else None
@@ -249,7 +249,11 @@ class CourierNode(PyClassNode[CourierHandle, Worked], Generic[Worked]):
 
 
 def client_options_of_courier(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `rpc.Client` for those of Launchpad's `courier.Client`."""
+    """Return options of `rpc.Client` for those of Launchpad's `courier.Client`.
+
+    >>> client_options_of_courier({"call_timeout": datetime.timedelta(seconds=5)})
+    {'timeout_s': 5.0}
+    """
     options = {k: v for k, v in kwargs.items() if k not in _UNUSED | {"call_timeout"}}
     if "call_timeout" in kwargs:
         seconds = kwargs["call_timeout"]
@@ -260,7 +264,7 @@ def client_options_of_courier(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drain_s(is_well: bool, most_s: float) -> float:
-    """Return how long calls may go on: not for long where all is about to end."""
+    """Return the time for calls to finish: short if the whole program ends."""
     context = node_context.current()
     if not is_well:
         return 0.0
@@ -276,7 +280,7 @@ def _secret_beside(address: str) -> Secret | None:
 
 
 def _in_context(method: Method, context: RunningContext) -> Callable[..., Any]:
-    """Return a method that runs, in threads of the server, as part of its node."""
+    """Return a method that runs in its node's context, in threads of the server."""
     function = method.function
     serve: Any = context.applied_to(function)
     serve.batch_size = getattr(function, "batch_size", 1)

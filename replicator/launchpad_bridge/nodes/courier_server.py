@@ -1,4 +1,4 @@
-"""A server under the names of Launchpad's courier: for objects that start their own."""
+"""A server with Launchpad's courier names, for objects that start it themselves."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -8,14 +8,14 @@ _DRAIN_S = 10.0
 
 @final
 class CourierServer:
-    """What `set_courier_server` is given: starts and stops when the object says so.
+    """Argument of `set_courier_server`: the object starts and stops it.
 
     Attributes:
       has_started: Whether it was started.
     """
 
     def __init__(self, start: Callable[[dict[str, Callable[..., Any]]], Any]) -> None:
-        """Hold what starts a server of some methods: of `rpc`, or a launcher's."""
+        """Store the function that starts a server: of `rpc`, or of a launcher."""
         self.has_started = False
         self._start = start
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -23,21 +23,21 @@ class CourierServer:
 
     @property
     def address(self) -> str:
-        """Return where clients reach it; "" where it does not listen."""
+        """Return the address for clients; "" if it does not listen."""
         return "" if self._server is None else self._server.address
 
     def bind(self, name: str, function: Callable[..., Any]) -> None:
-        """Let clients call a function; before the start."""
+        """Add a method for clients; before the start."""
         self._methods[name] = function
 
     def start(self) -> None:
-        """Listen, and serve. With nothing to serve it does not listen."""
+        """Listen, and serve. Without methods it does not listen."""
         self.has_started = True
         if self._methods:
             self._server = self._start(self._methods)
 
     def stop(self, drain_s: float = _DRAIN_S) -> None:
-        """Take no more calls, answer those there are; nothing if it never started."""
+        """Take no more calls and answer those that run; do nothing before a start."""
         if self._server is not None:
             self._server.stop(drain_s)
 

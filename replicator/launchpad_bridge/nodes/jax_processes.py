@@ -14,12 +14,12 @@ from replicator.launchpad_bridge.running.joining import join_group
 class JaxProcesses(PyNode[Any, Worked], Generic[Worked]):
     """Runs a function in each of several processes, joined by `jax.distributed`.
 
-    `replicator.distributed.initialize` has been called when the function runs, so all
-    see the devices of all. They are processes under every launcher, workers called
-    "label/0", "label/1", …; each has the resources of its group, and makes clients of
-    its handles itself. When one fails the others are killed, and where the group wants
-    a restart all start again. `run.results["label"]` is the result of the first. All of
-    this holds for a group of one process, too.
+    `replicator.distributed.initialize` has been called when the function runs, so each
+    process has the devices of all. They are processes under every launcher, workers
+    named "label/0", "label/1", …; each has the resources of its group, and makes
+    clients of its handles itself. When one fails the others are killed, and if the
+    group has a `restart` all start again. `run.results["label"]` is the result of the
+    first. All of this holds for a group of one process, too.
 
     >>> learner = lp.JaxProcesses(jax.process_count, processes=2)
     >>> with program.group("learner", restart=lp.Restart(attempts=3)):
@@ -31,17 +31,17 @@ class JaxProcesses(PyNode[Any, Worked], Generic[Worked]):
     def __init__(
         self, function: Callable[..., Worked], *args: Any, processes: int, **kwargs: Any
     ) -> None:
-        """Remember what to run.
+        """Store the function and its arguments.
 
         Args:
-          function: Runs in each process, in its main thread. It has to end in all of
-            them; it is to look at `lp.stop_event()`, at the same step in all.
+          function: Runs in each process, in its main thread. It must end in all of
+            them, and check `lp.stop_event()` at the same step in all.
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
-          processes: How many processes there are.
+          processes: Number of processes.
           **kwargs: Its named arguments, likewise.
 
         Raises:
-          ArgumentError: `processes` is no whole number above 0.
+          ArgumentError: `processes` is not a whole number above 0.
         """
         check_count("processes", processes)
         super().__init__(function, *args, **kwargs)
@@ -60,9 +60,9 @@ class GroupMember(PyNode[Any, Worked], Generic[Worked]):
     """One of the processes; made by `JaxProcesses`.
 
     Attributes:
-      process: Which one, from 0.
-      processes: How many there are.
-      is_numbered: Whether it is called "label/index" also where it is the only one.
+      process: Number of this process, from 0.
+      processes: Number of processes.
+      is_numbered: Whether its name is "label/index" even if it is the only one.
     """
 
     is_numbered = True
@@ -82,16 +82,16 @@ class GroupMember(PyNode[Any, Worked], Generic[Worked]):
         self._meet_in: Path | None = None
 
     def plan_meeting(self, folder: Path) -> None:
-        """Know the run's folder, where the members of the group find each other."""
+        """Set the run's folder, in which the members of the group find each other."""
         self._meet_in = folder
 
     def _call_function(self) -> Worked:
-        assert self._meet_in is not None, "planned before it runs"
+        assert self._meet_in is not None, "`make_plan` calls `plan_meeting`"
         try:
             join_group(self._meet_in, self.process, self.processes)
             return super()._call_function()
         except BaseException as error:
             if not (isinstance(error, SystemExit) and error.code in (None, 0)):
-                # JAX would wait at the end for the others, who wait for this one.
+                # At exit JAX would wait for the others, which wait for this one.
                 leave_at_once(1)
             raise

@@ -1,4 +1,4 @@
-"""What all nodes have: handles in, handles out, addresses, a context at launch."""
+"""Base class of nodes: handles in and out, addresses, a context at launch."""
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +16,14 @@ HandleT = TypeVar("HandleT", bound="Handle[Any]")
 
 
 class Node(abc.ABC, Generic[HandleT]):
-    """A service of a program: what runs, and how others reach it.
+    """A service of a program: its function, and the handles of others to it.
 
     Attributes:
-      addresses: Where servers of this node will listen.
+      addresses: Addresses of this node's servers.
       is_configured: Whether its arguments came by `configure`, after its handle.
       is_expanded: Whether a planned program has its inner nodes in its place.
-      ends_program: Whether `run.wait()` waits for this and those like it alone, and
-        stops the others, which serve them.
+      ends_program: Whether `run.wait()` waits only for nodes like this, and then stops
+        all others.
     """
 
     is_configured: bool = False
@@ -45,23 +45,23 @@ class Node(abc.ABC, Generic[HandleT]):
     def to_executables(
         nodes: "Sequence[Any]", label: str, launch_context: LaunchContext
     ) -> list[Callable[[], Any]]:
-        """Return what the workers of these nodes run.
+        """Return the function of the worker of each node.
 
         Args:
-          nodes: Of one group.
-          label: Of the group.
-          launch_context: Of the nodes.
+          nodes: Nodes of one group.
+          label: Label of the group.
+          launch_context: Launch context of the nodes.
         """
         raise NotImplementedError
 
     @property
     def arguments(self) -> Arguments:
-        """Return where handles may stand; the edges of this node are found there."""
+        """Return the arguments, which may hold handles: the edges of this node."""
         return (), {}
 
     @property
     def launch_context(self) -> LaunchContext:
-        """Return what the launcher filled in; before, it raises when asked."""
+        """Return the launch context; its properties raise before the launch."""
         return self._launch_context
 
     @property
@@ -85,7 +85,7 @@ class Node(abc.ABC, Generic[HandleT]):
         return self._owner
 
     def belong_to(self, program: Any, label: str) -> None:
-        """Know the program that this was added to, and so what takes its place."""
+        """Note the program that this was added to, and in nodes that replace it."""
         self._owner = (program, label)
         for node in self.inner_nodes if self.is_expanded else ():
             node.belong_to(program, label)
@@ -95,11 +95,11 @@ class Node(abc.ABC, Generic[HandleT]):
         return handles_in(self.arguments)
 
     def collect_input_handles(self) -> None:
-        """Look for handles in the arguments."""
+        """Find the handles in the arguments."""
         self._input_handles[:] = [handle for _, handle in self.inputs()]
 
     def allocate_address(self, address: Address) -> None:
-        """Let a server of this node listen at an address.
+        """Assign an address to a server of this node.
 
         Raises:
           ProgramError: Another node owns the address.
@@ -107,16 +107,16 @@ class Node(abc.ABC, Generic[HandleT]):
         address.assign(self)
 
     def bind_addresses(self, **kwargs: Any) -> None:
-        """Let servers of this node listen in this process, outside of any program."""
+        """Bind all addresses for use in this process, outside of any program."""
         for address in self.addresses:
             address.bind_here()
 
     def forget_run(self) -> None:
-        """Be as before any launch: what an earlier run made here is not used again."""
+        """Drop all that an earlier run made here."""
 
     @classmethod
     def default_launch_config(cls, launch_type: LaunchType) -> Any:
-        """Return the resources of a node of this type, unless its group says others."""
+        """Return the resources of a node of this type, if its group sets none."""
         raise NotImplementedError(
             f"Launch config has to be explicitly specified for {cls.__name__}"
         )
@@ -127,7 +127,7 @@ class Node(abc.ABC, Generic[HandleT]):
         self._launch_context.initialize(launch_type, launch_config, ProgramStopper())
 
     def _track_handle(self, handle: HandleT) -> HandleT:
-        """Remember a handle of this node; `create_handle` must."""
+        """Note a handle of this node; `create_handle` must call it."""
         handle.node = self
         self._created_handles.append(handle)
         return handle
@@ -143,11 +143,15 @@ class Node(abc.ABC, Generic[HandleT]):
 
     @property
     def description(self) -> str:
-        """Return what it runs, for people."""
+        """Return the name of the function or class that it runs, for messages."""
         return ""
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what to call a function or a class in messages."""
+    """Return the name of a function or a class for messages.
+
+    >>> name_of(Node.inputs)
+    'Node.inputs'
+    """
     function = getattr(function, "func", function)
     return getattr(function, "__qualname__", type(function).__qualname__)

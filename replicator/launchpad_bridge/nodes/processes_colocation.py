@@ -11,8 +11,8 @@ from replicator.launchpad_bridge.nodes.threads_colocation import Colocation
 class MultiProcessingColocation(Colocation):
     """Nodes that are workers of one group, started again when they fail.
 
-    A planned program has its nodes in its place: each is a worker, and a process also
-    where the others are threads. Its group's resources are those of each.
+    A planned program has its nodes in its place: each is a worker, and a process even
+    if the others are threads. Each has the resources of the group.
 
     >>> actors = [lp.CourierNode(Learner, seed) for seed in range(8)]
     >>> handle = program.add_node(
@@ -22,27 +22,27 @@ class MultiProcessingColocation(Colocation):
     """
 
     is_expanded = True
-    # Given by `launch`: nodes know no launchers.
+    # Set by `launch`, which nodes do not import.
     run_alone: ClassVar[Callable[..., list[PyTree]]]
 
     def __init__(
         self, nodes: Sequence[Node[Any]], num_retries_on_failure: int = 0
     ) -> None:
-        """Remember the nodes.
+        """Add the nodes.
 
         Args:
-          nodes: What to run together.
-          num_retries_on_failure: How often each of them is started again; where it is
-            not 0 it wins over the `restart` of its group.
+          nodes: Nodes to run together.
+          num_retries_on_failure: Number of restarts of each of them; if it is not 0 it
+            overrides the `restart` of its group.
         """
         self.num_retries_on_failure = num_retries_on_failure
         super().__init__(nodes)
 
     def run(self) -> list[PyTree]:
-        """Run the nodes outside of a program; return what each returned.
+        """Run the nodes outside of a program; return their results.
 
         Raises:
-          NodeFailedError: One failed once too often.
+          NodeFailedError: One failed after its last restart.
         """
         self.check_nodes()
         return self.run_alone()

@@ -21,10 +21,10 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
     """
 
     def __init__(self, function: Callable[..., Worked], *args: Any, **kwargs: Any):
-        """Remember what to run.
+        """Store the function and its arguments.
 
         Args:
-          function: Runs in the node; what it returns is the node's result.
+          function: Runs in the node; its return value is the node's result.
           *args: Its arguments, which may hold handles and `Deferred`s, nested.
           **kwargs: Its named arguments, likewise.
 
@@ -40,33 +40,33 @@ class PyNode(Node[HandleT], Generic[HandleT, Worked]):
 
     @property
     def function(self) -> Callable[[], Worked]:
-        """Return what a worker runs: the function with its arguments."""
+        """Return the function of the worker: it takes no arguments."""
         return self._call_function
 
     @property
     def arguments(self) -> Arguments:
-        """Return where handles may stand."""
+        """Return the arguments, which may hold handles."""
         return (self._args, self._kwargs)
 
     @property
     def description(self) -> str:
-        """Return what it runs, for people."""
+        """Return the name of its function."""
         return name_of(self._function)
 
     def create_handle(self) -> Any:
-        """Return a handle that cannot be dereferenced: there is nothing to call."""
+        """Return a handle that cannot be dereferenced: it has no methods."""
         return self._track_handle(NoHandle())  # type: ignore[arg-type]
 
     @staticmethod
     def to_executables(
         nodes: Sequence[Any], label: str, launch_context: LaunchContext
     ) -> list[Callable[[], Any]]:
-        """Return what the workers of these nodes run."""
+        """Return the function of the worker of each node."""
         return [node.function for node in nodes]
 
     @classmethod
     def default_launch_config(cls, launch_type: LaunchType) -> Any:
-        """Return None: a node needs nothing in particular."""
+        """Return None: a node has no default resources."""
         return None
 
     def _call_function(self) -> Worked:
@@ -89,7 +89,7 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
     """
 
     def __init__(self, constructor: Callable[..., Worked], *args: Any, **kwargs: Any):
-        """Remember what to make.
+        """Store the constructor and its arguments.
 
         Args:
           constructor: A class, or a function that returns an object; runs in the node.
@@ -97,7 +97,7 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
           **kwargs: Its named arguments, likewise.
 
         Raises:
-          ArgumentError: It, or its `run`, is an `async def`.
+          ArgumentError: The constructor, or the class's `run`, is an `async def`.
         """
         super().__init__(constructor, *args, **kwargs)
         check_not_async("run", getattr(constructor, "run", None))
@@ -114,7 +114,7 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
         self._should_run = True
 
     def run(self) -> Any:
-        """Make the object, call its `run()`, return what that returns."""
+        """Make the object, call its `run()`, return the result."""
         instance = self._construct_instance()
         if self._runs(instance):
             return instance.run()  # type: ignore[attr-defined]
@@ -143,5 +143,5 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
         return self._instance
 
     def __getstate__(self) -> dict[str, Any]:
-        # An object that was made here is not what another process is to run.
+        # Another process makes an object of its own.
         return {**super().__getstate__(), "_instance": None, "_is_constructed": False}

@@ -31,7 +31,7 @@ class ReverbNode(PyNode[ReverbHandle, None]):
     """Serves a Reverb replay buffer.
 
     Attributes:
-      reverb_address: Of the server.
+      reverb_address: Address of the server.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class ReverbNode(PyNode[ReverbHandle, None]):
         checkpoint_ctor: Callable[[], Any] | None = None,
         checkpoint_time_delta_minutes: int | None = None,
     ) -> None:
-        """Remember what to serve.
+        """Store the options; `run` makes the server.
 
         Args:
           priority_tables_fn: Makes the tables, in the node.
           checkpoint_ctor: Makes the checkpointer; Reverb's own by default.
-          checkpoint_time_delta_minutes: How often it saves; None: never by itself.
+          checkpoint_time_delta_minutes: Time between two saves; None for no saves.
 
         Raises:
           ProgramError: The time is not positive.
@@ -68,7 +68,7 @@ class ReverbNode(PyNode[ReverbHandle, None]):
         return self._track_handle(ReverbHandle(self.reverb_address))
 
     def run(self) -> None:
-        """Serve until the program stops; save now and then."""
+        """Serve until the program stops; save at the given interval."""
         make_checkpointer = self._checkpoint_ctor
         server = _reverb().Server(
             tables=self._priority_tables_fn(),
@@ -88,7 +88,7 @@ def _reverb() -> Any:
         import reverb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise LaunchError(
-            "A ReverbNode needs Reverb, and there is none. Install `dm-reverb` (Python "
-            "3.11 is the last it is made for)."
+            "A ReverbNode needs Reverb, which is not installed. Install `dm-reverb` "
+            "(for Python 3.11 at most)."
         ) from error
     return reverb

@@ -47,14 +47,14 @@ class Colocation(PyNode[Any, Any]):
 
     @property
     def description(self) -> str:
-        """Return what it runs, for people."""
+        """Return the names of its nodes."""
         return f"[{', '.join(node.description for node in self._nodes)}]"
 
     def add_node(self, node: Node[Any]) -> Any:
         """Add a node; return its handle.
 
         Raises:
-          ProgramError: It is none that runs Python, or is several workers itself.
+          ProgramError: It is not a `PyNode`, or is several workers itself.
         """
         if not isinstance(node, PyNode):
             raise ProgramError(f"{type(self).__name__} only works with PyNodes.")
@@ -69,7 +69,7 @@ class Colocation(PyNode[Any, Any]):
         return node.create_handle()
 
     def forget_run(self) -> None:
-        """Let the inner nodes begin anew in the next start."""
+        """Make the inner nodes begin anew in the next start."""
         for node in self._nodes:
             node.forget_run()
 
@@ -78,14 +78,14 @@ class Colocation(PyNode[Any, Any]):
         raise NotImplementedError
 
     def _take_over(self, address: Address) -> None:
-        """Know an inner address, under a name that no other has here."""
+        """Add the address of an inner node, under a name that is unique here."""
         self.addresses.append(address)
         name = address.name or "lp"
         address.name = f"{name}{self._counts[name]}"
         self._counts[name] += 1
 
     def check_nodes(self) -> None:
-        """Refuse to be of no nodes.
+        """Raise if there are no nodes.
 
         Raises:
           ProgramError: There are none.
@@ -104,18 +104,18 @@ class MultiThreadingColocation(Colocation):
     def __init__(
         self, nodes: Sequence[Node[Any]], return_on_first_completed: bool = False
     ) -> None:
-        """Remember the nodes.
+        """Add the nodes.
 
         Args:
-          nodes: What to run together.
-          return_on_first_completed: End when the first of them has ended, instead of
-            when all have. An error of one ends it in any case.
+          nodes: Nodes to run together.
+          return_on_first_completed: Whether to end when the first of them has ended,
+            not all. An error of one ends it in any case.
         """
         self._return_on_first_completed = return_on_first_completed
         super().__init__(nodes)
 
     def run(self) -> list[PyTree]:
-        """Run the inner nodes; return what each returned, None if it runs still."""
+        """Run the inner nodes; return their results, None for one that still runs."""
         self.check_nodes()
         outer = node_context.of_thread() or loose_context()
         threads = _Threads(self._nodes, outer)
@@ -144,8 +144,9 @@ class _Threads:
         self._nodes = nodes
         self._contexts = [outer.inner() for _ in nodes]
         self._turns = None if outer.exchange is None else outer.exchange.turns
-        # Each inner thread puts its end here once; the worker's thread alone takes.
+        # Each inner thread puts its end here once; only the worker's thread takes.
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        # Daemons: a worker that is killed cannot join them.
         self._threads = [
             threading.Thread(
                 target=self._run, args=(i,), name=f"{outer.worker}.{i}", daemon=True
@@ -154,7 +155,7 @@ class _Threads:
         ]
 
     def run(self, *, first: bool) -> list[PyTree]:
-        """Run them until all, or the first, have ended; raise what one raises."""
+        """Run them until all, or the first, have ended; raise the error of one."""
         results: list[PyTree] = [None] * len(self._nodes)
         # Where nodes take turns, the inner ones do, and this thread does not.
         with self._in_turn("outside", [thread.name for thread in self._threads]):
@@ -179,7 +180,7 @@ class _Threads:
             context.stop_event.set()
 
     def end(self) -> None:
-        """End what runs Python, as far as that can be done."""
+        """Raise `SystemExit` in all threads, which ends those that run Python."""
         for thread in self._threads:
             raise_in_thread(thread, SystemExit)
 
@@ -201,7 +202,7 @@ class _Threads:
 
     def _next(self) -> _Ended:
         while True:
-            # Not for ever: what kills this worker is noticed between two looks.
+            # With a bound: what kills this worker is noticed between two looks.
             try:
                 return self._ended.get(timeout=_LOOK_S)
             except queue.Empty:

@@ -1,1 +1,1 @@
-"""What a node finds where it runs: its context, its stop, its results."""
+"""Running nodes: their context, their stop, their results."""

@@ -1,7 +1,7 @@
-"""What the end of a worker is to the supervisor: done, a failure, another's failure.
+"""Map the end of a worker for the supervisor: done, a failure, another's failure.
 
 When a node dies, calls to it fail within milliseconds, and each caller has an error of
-its own. Who is noticed first is luck: what kind of error it is says who is the cause.
+its own. Which error is observed first is arbitrary; its kind shows which is the cause.
 """
 
 from replicator.distributed.processes.exits import meaning
@@ -34,16 +34,16 @@ def ended(
     is_needed: bool = True,
     stop_grace_s: float = 0.0,
 ) -> Ended:
-    """Return what a worker's end is to the supervisor.
+    """Return the end of a worker for the supervisor.
 
     Args:
-      exited: As its launcher reported it; `Ended.exited` later.
+      exited: Report of its launcher; `Ended.exited` later.
       is_member: Whether it was one of a group that JAX has joined: there a peer's death
-        shows in the words of collectives.
-      is_stopping: Whether the run stops: then a preempted worker did as all are to.
-      is_needed: Whether a worker whom the others serve still runs: where none does, all
-        results are there, and a worker that is killed takes none along.
-      stop_grace_s: How long the others of a group may take to end where one was
+        shows in the error text of collectives.
+      is_stopping: Whether the run stops: then a preempted worker did as all must.
+      is_needed: Whether a worker that the others serve still runs: if none does, all
+        results are there, and a worker that is killed loses none.
+      stop_grace_s: Seconds that the others of a group may take to end if one was
         preempted: they save together.
     """
     is_preempted = exited.outcome == "preempted"
@@ -62,7 +62,7 @@ def ended(
         text=_describe(exited),
         looks_killed=looks_killed,
         is_symptom=is_symptom(exited.error)
-        or (is_member and says_peer_is_gone(_words(exited))),
+        or (is_member and says_peer_is_gone(_error_lines(exited))),
         comes_again=is_member and _is_from(exited.error, _COMES_AGAIN),
         others_grace_s=grace_s if is_member else 0.0,
         exited=exited,
@@ -70,13 +70,14 @@ def ended(
 
 
 def fallen(state: State) -> Ended | None:
-    """Return who, unkilled, lost a collective to one that had ended; None for nobody.
+    """Return the worker whose collective failed as a peer had ended; None for none.
 
-    In a run that stops calls fail, as servers end before their clients. But those of a
-    group end together: if nothing failed, this is why the group did not end well.
+    In a run that stops calls fail, as servers end before their clients. But members of
+    a group end together: if nothing failed, this is why the group did not end well.
+    Units that were killed do not count.
 
     Args:
-      state: Of a run that is over.
+      state: State of a run that is over.
     """
     ends = [
         end
@@ -92,19 +93,22 @@ def fallen(state: State) -> Ended | None:
 
 
 def is_symptom(error: BaseException | None) -> bool:
-    """Return whether an error, or what caused it, says that another node is gone.
+    """Return whether an error, or a cause of it, means that another node is gone.
 
     Args:
-      error: What a node raised, here or in another process.
+      error: Error of a node, here or in another process.
+
+    >>> is_symptom(ConnectionLostError("lost")), is_symptom(ValueError())
+    (True, False)
     """
     return _is_from(error, _PEER_IS_GONE)
 
 
-def _words(exited: Exited) -> list[bytes]:
-    """Return the words by which a worker said why it ended.
+def _error_lines(exited: Exited) -> list[bytes]:
+    """Return the lines of the error text of a worker.
 
-    What it had printed before it raised tells of other things; they are the only words
-    of one that died without any.
+    Its output before it raised is about other things; for one that died without an
+    error it is the only text.
     """
     error = exited.error
     if exited.outcome == "raised" and isinstance(error, NodeFailedError):
@@ -113,7 +117,7 @@ def _words(exited: Exited) -> list[bytes]:
 
 
 def _is_from(error: BaseException | None, kinds: tuple[type[Exception], ...]) -> bool:
-    """Return whether an error, or what caused it, is of a kind, here or elsewhere."""
+    """Return whether an error, or a cause of it, is of a kind, here or elsewhere."""
     names = {kind.__name__ for kind in kinds}
     for _ in range(_LONGEST_CHAIN):
         if error is None:
@@ -127,7 +131,7 @@ def _is_from(error: BaseException | None, kinds: tuple[type[Exception], ...]) ->
 
 
 def _describe(exited: Exited) -> str:
-    """Say in one line how a worker ended: "`actor/2` raised ValueError: …"."""
+    """Describe in one line how a worker ended: "`actor/2` raised ValueError: …"."""
     error = exited.error
     if isinstance(error, NodeFailedError):
         return _first_line(error)

@@ -1,4 +1,4 @@
-"""Pass on a dataset as what it is, so that it is read as before, but for the faults."""
+"""Wrap a dataset in one of its own kind, so that only the faults change its reading."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ def faulty(dataset: Dataset, touch: Touch) -> Dataset:
 
 
 class _FaultyPass(Iterator):
-    """One pass; it says where it is, and goes there, if the one inside does."""
+    """One pass; it has `get_state` and `set_state` if the inner one has."""
 
     def __init__(self, batches: Iterator[PyTree], touch: Touch) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""What faults do, for real: to this process, to a batch, to a file."""
+"""Effects of faults on this process, a batch, or a file."""
 
 import ctypes
 import logging
@@ -17,14 +17,14 @@ from replicator.checkpoint.disk import walk_files
 _log = logging.getLogger(__name__)
 
 
-def sleep_for_ever() -> None:
-    """Never return; signals are still heard."""
+def sleep_forever() -> None:
+    """Never return; signals are still handled."""
     while True:
         threading.Event().wait(3600)
 
 
 def hold_interpreter(seconds: float) -> None:
-    """Let no other thread of Python have a turn."""
+    """Keep the interpreter's lock, so that no other Python thread runs."""
     c_sleep = ctypes.PyDLL(None).usleep  # `PyDLL` keeps the interpreter's lock
     clock = SystemClock()
     deadline_s = clock.now_s() + seconds
@@ -37,7 +37,10 @@ def poison(batch: PyTree, replica: tuple[int, int] | None) -> PyTree:
 
     Args:
       batch: Leaves [global_batch, ...].
-      replica: The replica, and of how many; None for all.
+      replica: The replica, and the number of replicas; None for all.
+
+    >>> poison({"x": np.zeros(4)}, (1, 2))["x"]
+    array([ 0.,  0., nan, nan])
     """
 
     def spoil(leaf: PyTree) -> PyTree:

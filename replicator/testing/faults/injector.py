@@ -28,22 +28,23 @@ SEED_VARIABLE = "REPLICATOR_FAULTS_SEED"
 
 
 class InjectedError(ReplicatorError, RuntimeError):
-    """A run was told to fail, by `raise at step n`."""
+    """Error of the fault `raise at step n`."""
 
 
 class Injector(Hook):
-    """Makes faults happen in the run that it is handed to.
+    """Makes faults happen in a run that has it as a hook.
 
-    As a hook it breaks the process; what `dataset` returns is late or holds NaN; its
-    `disk`, handed to a `CheckpointStore`, is full, and shows where checkpoints are.
+    As a hook it breaks the process; the dataset of `dataset` is late or holds NaN; its
+    `disk`, in a `CheckpointStore`, is full, and finds the folder of checkpoints.
 
     Args:
-      schedule: What happens, and when.
-      journal: A file that remembers it over restarts, shared by all processes; None
-        remembers nothing.
-      rank: Which process this is; JAX's own number by default.
-      checkpoint_dir: Whose last checkpoint gets a bit flipped; the disk's by default.
-      seed: Picks the bit.
+      schedule: Faults of the run.
+      journal: File that keeps the faults that happened over restarts, shared by all
+        processes; None for no file.
+      rank: Number of this process; JAX's own number by default.
+      checkpoint_dir: Folder whose last checkpoint gets a bit flipped; the disk's by
+        default.
+      seed: Selects the bit.
     """
 
     def __init__(
@@ -61,11 +62,12 @@ class Injector(Hook):
         self._checkpoint_dir = checked_path("checkpoint_dir", checkpoint_dir)
         self._seed = seed
         self._writes = 0
-        # Filled by the loop, emptied by the thread that reads the dataset.
+        # Filled by the loop, emptied by the thread that reads the dataset; a deque
+        # needs no lock for that.
         self._for_next_batch: collections.deque[Fault] = collections.deque()
         self.disk = Disk(self._before_operation)
 
-    # When it is first asked for: this may be made before the processes have met.
+    # At its first use: this may be made before the processes have joined.
     @functools.cached_property
     def _rank(self) -> int:
         return process_index() if self._given_rank is None else self._given_rank
@@ -75,10 +77,10 @@ class Injector(Hook):
         return Journal(self._journal_path, rank=self._rank)
 
     def on_state(self, event: StateEvent) -> None:
-        """Make happen what is due after this step.
+        """Make the faults of this step happen.
 
         Raises:
-          InjectedError: That is what is due.
+          InjectedError: The fault `raise` is due.
         """
         before = event.step - event.advanced
         for number, fault in enumerate(self._schedule):
@@ -86,7 +88,7 @@ class Injector(Hook):
                 self._make_happen(number, fault)
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """Return a dataset that is read as `dataset` is, but for the faults."""
+        """Return a dataset that is read like `dataset`, with the faults."""
         return faulty(dataset, self._touch_batch)
 
     def _make_happen(self, number: int, fault: Fault) -> None:
@@ -98,9 +100,9 @@ class Injector(Hook):
             case "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
             case "raise":
-                raise InjectedError(f"{fault}: as the schedule of faults says.")
+                raise InjectedError(f"{fault}: by the schedule of faults.")
             case "stuck":
-                effects.sleep_for_ever()
+                effects.sleep_forever()
             case "hold the interpreter":
                 effects.hold_interpreter(fault.seconds or 0.0)
             case "stall input" | "nan in the next batch":
@@ -141,14 +143,14 @@ class Injector(Hook):
 def from_environment(
     *, rank: int | None = None, checkpoint_dir: str | os.PathLike[str] | None = None
 ) -> Injector:
-    """Make an injector of what the environment says; of nothing if it says nothing.
+    """Return an injector of the faults in the environment, if there are any.
 
     `REPLICATOR_FAULTS` holds the schedule, `REPLICATOR_FAULTS_JOURNAL` the path of the
     journal and `REPLICATOR_FAULTS_SEED` the seed, 0 by default.
 
     Args:
-      rank: As in `Injector`.
-      checkpoint_dir: As in `Injector`.
+      rank: See `Injector`.
+      checkpoint_dir: See `Injector`.
 
     Raises:
       ArgumentError: The schedule holds no faults.

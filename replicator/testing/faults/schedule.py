@@ -1,11 +1,11 @@
-"""Faults as data: what happens where, read from words.
+"""Faults as data, read from text.
 
 One fault on a line, or several separated by semicolons:
 
     kill rank 1 at step 40                       SIGKILL to oneself
     terminate rank 0 at step 10..50              SIGTERM, at a step that the seed picks
     raise at step 17                             an exception from a hook
-    stuck rank 1 at step 5                       the loop sleeps for ever
+    stuck rank 1 at step 5                       the loop sleeps forever
     hold the interpreter 70 s at step 5          no Python thread gets a turn
     stall input 30 s at step 5                   the next batch to be read is late
     nan in the next batch on replica 3 of 8 at step 7
@@ -13,7 +13,7 @@ One fault on a line, or several separated by semicolons:
     flip a bit in the last checkpoint at step 20
 
 Batches are read ahead: the next to be read is one of the next few steps, or of the next
-32 where batches are small, unless `InputOptions(prefetch=1)` says otherwise.
+32 where batches are small, unless `InputOptions(prefetch=1)` is given.
 
 Without `rank` a fault happens in every process. Each happens once, also over restarts;
 `always kill ...` happens each time.
@@ -50,18 +50,22 @@ _SENTENCE = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault.
 
     Attributes:
-      kind: What.
-      at: After which step, or for `disk full` at which save of the process.
-      rank: In which process; None for each.
-      seconds: How long, for those that take time.
-      replica: Whose part of a batch becomes NaN, and of how many; None for all of it.
+      kind: Kind of the fault.
+      at: Step after which it happens; for `disk full` the save of the process.
+      rank: Number of the process; None for each.
+      seconds: Duration, for those that take time.
+      replica: Replica whose part of a batch becomes NaN, and the number of replicas;
+        None for the whole batch.
       always: Whether it happens again after a restart.
 
     Raises:
       ArgumentError: The parts do not belong together.
+
+    >>> str(Fault(kind="stall input", at=5, seconds=30))
+    'stall input 30 s at step 5'
     """
 
     kind: Kind
@@ -79,7 +83,7 @@ class Fault:
         if self.at < 1:
             raise ArgumentError(f"`at` must be at least 1, got {self.at}. Use 1.")
         if (self.seconds is not None) != (self.kind in _TIMED):
-            need = "say how long" if self.kind in _TIMED else "say no time"
+            need = "have a time" if self.kind in _TIMED else "have no time"
             raise ArgumentError(
                 f"`{self.kind}` must {need}, got {self.seconds}. "
                 "Write for example `stall input 30 s at step 5`."
@@ -109,15 +113,15 @@ def parse(text: str, *, seed: int = 0) -> tuple[Fault, ...]:
     """Read a schedule.
 
     Args:
-      text: Faults in words, one on a line or separated by semicolons.
-      seed: Picks where a range is given (`at step 10..50`): the same at each restart
-        and in each process.
+      text: Faults, one on a line or separated by semicolons.
+      seed: Selects the step of a range (`at step 10..50`), the same at each restart and
+        in each process.
 
     Returns:
       The faults, in the order of the text.
 
     Raises:
-      ArgumentError: A line is no fault.
+      ArgumentError: A line is not a fault.
 
     >>> [str(fault) for fault in parse("kill rank 1 at step 40; disk full at write 3")]
     ['kill rank 1 at step 40', 'disk full at write 3']

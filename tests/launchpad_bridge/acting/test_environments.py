@@ -184,7 +184,7 @@ def test_infos_that_are_asked_for_are_seen_at_every_step(make):
     ],
 )
 def test_infos_that_are_not_there_are_refused_with_those_that_are(adapt):
-    with pytest.raises(ArgumentError, match="got 'masks'; there is mask"):
+    with pytest.raises(ArgumentError, match="got 'masks'; present: mask"):
         adapt([Masked], infos=["masks"]).reset(0)
 
 

@@ -1,1 +1,1 @@
-"""What stands last on the path of a Launchpad program: modules that it may lack."""
+"""Modules that a Launchpad program may lack; last on its path of modules."""

@@ -1,1 +1,1 @@
-"""What stands first on the path of a Launchpad program: `launchpad` and `courier`."""
+"""Packages `launchpad` and `courier`, first on the path of a Launchpad program."""

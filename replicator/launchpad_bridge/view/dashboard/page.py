@@ -25,9 +25,9 @@ NOTE_LINES = 2
 """Lines below a worker's name: its state, and its calls."""
 
 
-def page_of(layout: Drawing) -> bytes:
+def page_of(drawing: Drawing) -> bytes:
     """Return the page of a program as HTML; names in it are text."""
-    name = escape(layout.graph.program)
+    name = escape(drawing.graph.program)
     columns = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     return f"""<!doctype html>
 <html lang="en">
@@ -43,7 +43,7 @@ def page_of(layout: Drawing) -> bytes:
 <header><h1>{name}</h1><span id="phase"></span><span id="about"></span></header>
 <p id="message" hidden></p>
 <figure id="graph">
-{svg_of(layout)}</figure>
+{svg_of(drawing)}</figure>
 <table id="workers"><thead><tr>{columns}</tr></thead><tbody></tbody></table>
 </body>
 </html>
@@ -55,13 +55,13 @@ def asset(name: str) -> bytes:
     return resources.files(_FOLDER).joinpath(name).read_bytes()
 
 
-def event_of(snapshot: ProgramSample, layout: Drawing) -> dict[str, object]:
+def event_of(snapshot: ProgramSample, drawing: Drawing) -> dict[str, object]:
     """Return an event of the page's feed: the sample, and the texts that show it."""
     return {
         **snapshot.to_dict(),
         "about": about(snapshot),
         "shown": [_shown(worker) for worker in snapshot.workers],
-        "arrows": _arrows(snapshot.edges, layout),
+        "arrows": _arrows(snapshot.edges, drawing),
     }
 
 
@@ -83,11 +83,11 @@ def _shown(worker: WorkerSample) -> dict[str, object]:
     }
 
 
-def _arrows(edges: Sequence[EdgeSample], layout: Drawing) -> list[dict[str, object]]:
+def _arrows(edges: Sequence[EdgeSample], drawing: Drawing) -> list[dict[str, object]]:
     """Return the traffic of each arrow, which may stand for many edges."""
     by_pair = {(edge.source, edge.target): edge for edge in edges}
     arrows = []
-    for arrow, _ in layout.arrows:
+    for arrow, _ in drawing.arrows:
         pairs = dict.fromkeys((edge.source, edge.target) for edge in arrow.edges)
         met = [by_pair[pair] for pair in pairs if pair in by_pair]
         calls_per_s = sum(edge.calls_per_s for edge in met)

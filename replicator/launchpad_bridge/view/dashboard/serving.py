@@ -1,12 +1,12 @@
 """Serve the page of a run, its files and a feed of samples, on loopback.
 
     accepting thread   "program dashboard": a thread for each connection, at most 32
-    its thread         one request, one answer; the feed's until the program ends
-    the run's driver   `close`: each feed says how it ended, then all threads are gone
+    its thread         one request, one response; a feed goes on until the program ends
+    the run's driver   `close`: each feed sends the last sample, then all threads end
 
 A connection is for one request, whose parts wait at most 2 s, either way. Servers of
-the program are asked while a feed is open, once for all feeds; when the last is closed
-they are left alone.
+the program are called while a feed is open, once for all feeds; after the last feed
+they are not called.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from replicator.rpc.security.secret import Secret
 
 INTERVAL_S = 1.0
 _HOST = "127.0.0.1"
-_LAST_WORDS_S = 5.0
+_LAST_SAMPLES_S = 5.0
 _LOOK_S = 0.1
 _PART_S = 2.0
 _MOST_AT_ONCE = 32
@@ -50,7 +50,7 @@ _FILES = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
 }
-_WORDS = {
+_REFUSALS = {
     access.BAD_REQUEST: b"Bad request.\n",
     access.FORBIDDEN: b"Forbidden: open the link that the program has printed.\n",
     access.NOT_FOUND: b"Not found.\n",
@@ -64,17 +64,17 @@ class Dashboard:
     """The page of one run, from `start` until `close`.
 
     Attributes:
-      link: What opens it; whoever has it sees the program.
+      link: Link that opens it, and is all that access needs.
     """
 
     def __init__(self, folder: Path) -> None:
         """Take a port of this host; nothing is served yet.
 
         Args:
-          folder: Of the run, with its secret and its description.
+          folder: Folder of the run, with its secret and its description.
 
         Raises:
-          OSError: There is no port.
+          OSError: No port is free.
         """
         run_id = describe_run(folder)["run_id"]
         token = access.token_of(Secret.read(folder / "secret"), run_id)
@@ -83,6 +83,7 @@ class Dashboard:
         self.link = f"http://{_HOST}:{self._server.port}/{token}/"
         with open(create_private(folder / LINK), "w") as file:
             file.write(self.link)
+        # Accepts connections until `close`; a daemon, if the script is killed.
         self._thread = threading.Thread(
             target=lambda: self._server.serve_forever(_LOOK_S),
             name="program dashboard",
@@ -92,11 +93,11 @@ class Dashboard:
     def start(self) -> None:
         """Serve, and print the link."""
         self._thread.start()
-        told = f"{self._watcher.graph.program}: look at {self.link}"
-        print(told, file=lossy(sys.stdout), flush=True)
+        text = f"{self._watcher.graph.program}: look at {self.link}"
+        print(text, file=lossy(sys.stdout), flush=True)
 
     def close(self) -> None:
-        """Send who looks on how the program ended; leave no thread, no port."""
+        """Send a last sample to each feed; leave no thread and no port."""
         if self._thread.ident is not None:
             self._server.shutdown()
         self._server.server_close()
@@ -106,24 +107,24 @@ class Dashboard:
 
 @final
 class _Server(ThreadingTCPServer):
-    """Answers for one run; each connection has a thread."""
+    """HTTP server of one run; each connection has a thread."""
 
     daemon_threads = True
     request_queue_size = 4 * _MOST_AT_ONCE
 
     def __init__(self, watcher: Watcher, token: str) -> None:
         self.token = token
-        self.layout = lay_out(watcher.graph, note_lines=NOTE_LINES)
-        self.page = page_of(self.layout)
+        self.drawing = lay_out(watcher.graph, note_lines=NOTE_LINES)
+        self.page = page_of(self.drawing)
         self.closing = threading.Event()
         self._watcher = watcher
-        # Of the fields below it: the accepting thread adds to `_open`, those of the
-        # connections leave it, and `end_connections` waits until it is empty.
+        # Guards `_open`: the accepting thread adds to it, the threads of connections
+        # remove theirs, and `end_connections` waits until it is empty.
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         self._feeds = 0
-        # Held while the program is asked: of four servers at once each has a second to
-        # answer. Taken before `_changed`, never while that is held.
+        # Guards `_feeds` and `_seen`, and is held while the program is sampled, about a
+        # second for each four servers. Never taken together with `_changed`.
         self._looking = threading.Lock()
         self._seen: tuple[float, ProgramSample] | None = None
         super().__init__((_HOST, 0), _Answer)
@@ -140,12 +141,12 @@ class _Server(ThreadingTCPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread: nobody else gives the place back
+        except BaseException:  # no thread was made, which would free the place
             self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, in the thread of a connection."""
+        """Handle a request, in the thread of its connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -157,18 +158,18 @@ class _Server(ThreadingTCPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what was not the peer's doing; a peer may go away at any time."""
+        """Log an error at debug level: a peer may go away at any time."""
         _LOG.debug("a connection to the dashboard ended", exc_info=True)
 
     def end_connections(self) -> None:
-        """Let feeds send their last sample, and others end; wait for that."""
+        """Make feeds send their last sample, and others end; wait for all."""
         self.closing.set()
         with self._changed:
             for connection in self._open:
-                # Wakes whoever reads, or looks whether there is something to read.
+                # Wakes a thread that reads or polls.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RD)
-            self._changed.wait_for(lambda: not self._open, _LAST_WORDS_S)
+            self._changed.wait_for(lambda: not self._open, _LAST_SAMPLES_S)
 
     def feeds(self, by: int) -> None:
         """Count a feed that begins (1) or ends (-1); after the last, disconnect."""
@@ -179,7 +180,7 @@ class _Server(ThreadingTCPServer):
                 self._watcher.rest()
 
     def look(self) -> ProgramSample:
-        """Return a sample: one for all who ask within the same while."""
+        """Return a sample: the same one for calls within half an interval."""
         with self._looking:
             now_s = time.monotonic()
             if self._seen is not None and not self.closing.is_set():
@@ -192,7 +193,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Answer(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Handler of one request."""
 
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = _PART_S
@@ -203,8 +204,8 @@ class _Answer(BaseHTTPRequestHandler):
         self.rfile: Any = _Head(self.rfile)
 
     def do_GET(self) -> None:
-        """Answer: who may, and what."""
-        # As it was sent: `self.path` is not.
+        """Check access and send the response."""
+        # As it was sent: `self.path` is changed.
         path = self.requestline.split()[1]
         headers = [
             (name.lower().encode(), value.encode(errors="replace"))
@@ -228,15 +229,15 @@ class _Answer(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_GET
 
     def send_error(self, code: int, message: Any = None, explain: Any = None) -> None:
-        """Refuse; what cannot be read is told nothing more of."""
-        status = code if code in _WORDS else access.BAD_REQUEST
-        self._answer(status, _TEXT, _WORDS[status])
+        """Refuse a request; one that cannot be read gets no details."""
+        status = code if code in _REFUSALS else access.BAD_REQUEST
+        self._answer(status, _TEXT, _REFUSALS[status])
 
     def log_message(self, *_: Any, **__: Any) -> None:
-        """Say nothing: each line would hold the token."""
+        """Log nothing: each line would hold the token."""
 
     def _feed(self) -> None:
-        """Send samples until the program ends, or who looks on goes away."""
+        """Send samples until the program ends, or the browser goes away."""
         # Unlike `select`, it takes any descriptor: the program may have thousands.
         peer = select.poll()
         peer.register(self.connection, select.POLLIN)
@@ -244,15 +245,15 @@ class _Answer(BaseHTTPRequestHandler):
         try:
             self._answer(access.OK, "text/event-stream; charset=utf-8")
             while True:
-                # Looked at before: what is seen after it is how the run ended.
+                # Read before the sample, which is then the last state of the run.
                 is_last = self.server.closing.is_set()
-                said = event_of(self.server.look(), self.server.layout)
+                sample = event_of(self.server.look(), self.server.drawing)
                 # JSON has no line break, which would end the event.
-                event = f"event: sample\ndata: {json.dumps(said)}\n\n"
+                event = f"event: sample\ndata: {json.dumps(sample)}\n\n"
                 self.wfile.write(event.encode())
                 if is_last:
                     return
-                # Nothing comes but the end: of who looks on, or by `end_connections`.
+                # Nothing comes but the end: of the browser, or by `end_connections`.
                 if peer.poll(1000 * INTERVAL_S) and not self.server.closing.is_set():
                     return
         finally:

@@ -1,4 +1,4 @@
-"""Which arrows to draw: many handles of a whole group are one arrow of its box.
+"""Arrows of a picture: many handles of a whole group are one arrow of its box.
 
 every node of a group holds a handle of x     one arrow from the group to x
 x holds a handle of every node of a group     one arrow from x to the group
@@ -14,11 +14,11 @@ from replicator.launchpad_bridge.graph import Graph, GraphEdge
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """Where an arrow begins or ends.
+    """Beginning or end of an arrow.
 
     Attributes:
-      label: Of a group.
-      name: One worker of it; None for all of it.
+      label: Label of a group.
+      name: Name of one worker of it; None for all of it.
     """
 
     label: str
@@ -30,9 +30,9 @@ class Arrow:
     """One line of the picture.
 
     Attributes:
-      source: Who calls.
-      target: Who is called.
-      edges: The handles it stands for.
+      source: Callers.
+      target: Workers that are called.
+      edges: Handles that it shows.
     """
 
     source: End

@@ -1,7 +1,7 @@
-"""How arrows run: from side to side, beside a column, and below what is in their way.
+"""Lines of arrows: from side to side, beside a column, and below boxes in their way.
 
-Where several arrows meet at a side they stand apart, in the order of where they come
-from, so that two that run to and fro are two lines.
+Arrows that meet at a side are spread over it, in the order of their other ends, so that
+two that run to and fro are two lines.
 """
 
 import dataclasses
@@ -16,42 +16,42 @@ from replicator.launchpad_bridge.view.drawing.layers import Point
 _HEAD = 7.0
 _LOOP = 24.0
 _BESIDE = 40.0
-"""Ends that are no further apart are of boxes below each other, on the same side."""
+"""Ends closer than this are of boxes below each other, on the same side."""
 _POINTS = 32
-"""Of each part of a line."""
+"""Number of points of each part of a line."""
 _ENDS_USE = 0.7
-"""How much of a side arrows use."""
+"""Part of a side that arrows use."""
 _BELOW = 16.0
-"""How far lanes, of arrows that pass columns, are below boxes and each other."""
+"""Distance of lanes, for arrows that pass columns, from boxes and each other."""
 Lane: TypeAlias = tuple[float, float, float]
-"""Where it begins, where it ends, and how far down it is."""
+"""Left end, right end, and y."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ArrowLine:
-    """A line in the words of an SVG path, and where its text may stand.
+    """A line as an SVG path, and the place of its caption.
 
     Attributes:
       path: "M x y C ...".
       points: Points on it, close together.
-      words: The middle of the baseline of its words; `words.py` finds it.
-      right: No point of it is further right.
-      bottom: No point of it is further down.
+      caption: Middle of the baseline of its caption; `captions.py` finds it.
+      right: Largest x of it.
+      bottom: Largest y of it.
     """
 
     path: str
     points: Sequence[Point]
-    words: Point
+    caption: Point
     right: float
     bottom: float
 
 
 def curves_of(arrows: Sequence[Arrow], boxes: Mapping[End, Box]) -> list[ArrowLine]:
-    """Return how each arrow runs.
+    """Return the line of each arrow.
 
     Args:
-      arrows: Of the picture.
-      boxes: Where what they join stands; each whole group among them.
+      arrows: Arrows of the picture.
+      boxes: Boxes of their ends, and of each whole group.
     """
     groups = {end.label: box for end, box in boxes.items() if end.name is None}
     lanes: list[Lane] = []
@@ -70,7 +70,7 @@ def curves_of(arrows: Sequence[Arrow], boxes: Mapping[End, Box]) -> list[ArrowLi
 def _lane(
     source: Box, target: Box, groups: Iterable[Box], lanes: list[Lane]
 ) -> list[Point]:
-    """Return the ends of a new lane, below all between two groups; none if none is."""
+    """Return the ends of a new lane below the groups between two, if there are any."""
     left, right = sorted((source, target), key=lambda box: box.x)
     passed = [box for box in groups if left.right < box.x and box.right < right.x]
     if not passed:
@@ -91,7 +91,7 @@ def _ends(
     boxes: Mapping[End, Box],
     ways: Sequence[Sequence[Point]],
 ) -> dict[tuple[int, bool], Point]:
-    """Return where each arrow begins (True) and ends (False)."""
+    """Return the point where each arrow begins (True) and ends (False)."""
     at_side: dict[tuple[End, bool], list[tuple[float, int, bool]]] = {}
     for number, arrow in enumerate(arrows):
         source, target = boxes[arrow.source], boxes[arrow.target]
@@ -99,7 +99,7 @@ def _ends(
         # Between boxes below each other it runs along their right.
         from_right = source.x < target.right
         to_right = target.x < source.right
-        # At either end, how far up or down the arrow comes from.
+        # At either end, the y that the arrow comes from.
         first = way[0][1] if way else target.middle
         last = way[-1][1] if way else source.middle
         at_side.setdefault((arrow.source, from_right), []).append((first, number, True))
@@ -116,30 +116,31 @@ def _ends(
 
 def _curve(points: Sequence[Point]) -> ArrowLine:
     x = points[0][0]
-    # It ends where the head drawn at its end begins to narrow.
+    # It ends where its head begins to narrow.
     before, (last_x, last_y) = points[-2], points[-1]
     comes_from_left = last_x > before[0] + _BESIDE / 2
     points = [*points[:-1], (last_x + (-_HEAD if comes_from_left else _HEAD), last_y)]
     is_beside = len(points) == 2 and abs(points[1][0] - x) <= _BESIDE
     right = max(x for x, _ in points)
-    words, on_it = [f"M{_told(points[0])}"], [points[0]]
+    parts, on_it = [f"M{_written(points[0])}"], [points[0]]
     for a, b in itertools.pairwise(points):
         bend = (a[0] + b[0]) / 2
         if is_beside:
             bend = right = right + _LOOP + min(abs(a[1] - b[1]) / 4, _LOOP)
-        words.append(f"C{_told((bend, a[1]))} {_told((bend, b[1]))} {_told(b)}")
+        controls = (bend, a[1]), (bend, b[1]), b
+        parts.append("C" + " ".join(map(_written, controls)))
         on_it += _bezier(a, bend, b)
     return ArrowLine(
-        path=" ".join(words),
+        path=" ".join(parts),
         points=on_it,
-        words=on_it[len(on_it) // 2],
+        caption=on_it[len(on_it) // 2],
         right=right,
         bottom=max(y for _, y in points),
     )
 
 
 def _bezier(a: Point, bend: float, b: Point) -> list[Point]:
-    """Return points from a to b, both of whose handles are level with them."""
+    """Return points of a Bézier curve from a to b, with horizontal tangents."""
     found = []
     for step in range(1, _POINTS + 1):
         t = step / _POINTS
@@ -149,5 +150,5 @@ def _bezier(a: Point, bend: float, b: Point) -> list[Point]:
     return found
 
 
-def _told(point: Point) -> str:
+def _written(point: Point) -> str:
     return f"{point[0]:.1f} {point[1]:.1f}"

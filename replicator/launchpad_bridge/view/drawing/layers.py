@@ -25,7 +25,10 @@ def place(
     Args:
       sizes: Width and height of each box.
       links: Pairs of two different boxes; the same pair may come again.
-      between_columns: How far columns stand apart, in pixels.
+      between_columns: Distance between columns, in pixels.
+
+    >>> place([(80, 20), (80, 20)], [(0, 1)])
+    [(0.0, 0.0), (152.0, 0.0)]
     """
     layers = _ordered(_columns(len(sizes), links), links)
     heights = [
@@ -45,7 +48,7 @@ def place(
 
 
 def _columns(count: int, links: Sequence[Link]) -> list[int]:
-    """Return a column for each box: sources stand next to what they link to."""
+    """Return a column for each box: sources are next to the targets of their links."""
     before: list[set[int]] = [set() for _ in range(count)]
     after: list[set[int]] = [set() for _ in range(count)]
     for source, target in links:

@@ -1,7 +1,7 @@
-"""Where each group, worker and arrow of a program stands in its picture.
+"""Lay out the picture of a program: its groups, workers and arrows.
 
-Groups are laid out first, each as large as what is in it: workers below each other
-where single ones call or are called, else in a grid. Then the groups, in columns.
+Groups are laid out first, each as large as its contents: workers below each other where
+single ones call or are called, else in a grid. Then the groups, in columns.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from replicator.launchpad_bridge.graph import Graph, Vertex
 from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End, arrows_of
 from replicator.launchpad_bridge.view.drawing.boxes import Box, shown, width_of
+from replicator.launchpad_bridge.view.drawing.captions import with_captions
 from replicator.launchpad_bridge.view.drawing.curves import ArrowLine, curves_of
 from replicator.launchpad_bridge.view.drawing.layers import Point, place
-from replicator.launchpad_bridge.view.drawing.words import with_words
 
 _PADDING = 12.0
 _TITLE = 22.0
@@ -21,9 +21,9 @@ _MARGIN = 16.0
 _GAP = 10.0
 _LINE = 15.0
 _WITHOUT, _WITH_TRAFFIC = 72.0, 132.0
-"""How far columns stand apart; where arrows bear words, about as wide as these are."""
+"""Distance between columns; with captions of arrows, about as wide as these."""
 _LOWEST_GRID = 1.8
-"""A grid of workers is about so much wider than high."""
+"""Ratio of width to height of a grid of workers, about."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +32,8 @@ class DrawnWorker:
 
     Attributes:
       vertex: The worker.
-      box: Where it stands.
-      lines: What is written in it, top first.
+      box: Place and size of its box.
+      lines: Lines of text in it, top first.
     """
 
     vertex: Vertex
@@ -46,9 +46,9 @@ class DrawnGroup:
     """A box around the workers of a group.
 
     Attributes:
-      label: Of the group.
-      title: What is written above them; "" for one worker, which needs no box.
-      box: Where it stands.
+      label: Label of the group.
+      title: Text above them; "" for one worker, which needs no box.
+      box: Place and size.
     """
 
     label: str
@@ -61,13 +61,13 @@ class Drawing:
     """A picture, before it is written in any format.
 
     Attributes:
-      graph: What it shows.
+      graph: Graph of the program.
       workers: All workers.
       groups: Boxes of the groups that have several.
-      arrows: Lines between them, and how they run.
-      width: Of the picture.
-      height: Of the picture.
-      note_lines: Lines left free in each worker's box, below those written there.
+      arrows: Arrows between them, with their lines.
+      width: Width of the picture.
+      height: Height of the picture.
+      note_lines: Number of lines left free in each worker's box, below its text.
     """
 
     graph: Graph
@@ -83,9 +83,9 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Drawing:
     """Return the picture of a graph.
 
     Args:
-      graph: Of a program.
-      note_lines: Lines to leave free in each worker's box; then arrows have room for
-        words, too.
+      graph: Graph of a program.
+      note_lines: Number of lines to leave free in each worker's box; if there are any,
+        arrows have room for captions, too.
     """
     arrows = arrows_of(graph)
     groups = [
@@ -108,11 +108,11 @@ def lay_out(graph: Graph, *, note_lines: int = 0) -> Drawing:
             workers.append(dataclasses.replace(worker, box=worker.box.moved(*by)))
             end = End(label=frame.label, name=worker.vertex.name)
             boxes[end] = workers[-1].box
-    curves, words = curves_of(arrows, boxes), []
+    curves, captions = curves_of(arrows, boxes), []
     if note_lines:
-        curves, words = with_words(curves, boxes.values())
-    rights = [box.right + _MARGIN for box in [*boxes.values(), *words]]
-    bottoms = [box.bottom for box in [*boxes.values(), *words]]
+        curves, captions = with_captions(curves, boxes.values())
+    rights = [box.right + _MARGIN for box in [*boxes.values(), *captions]]
+    bottoms = [box.bottom for box in [*boxes.values(), *captions]]
     return Drawing(
         graph=graph,
         workers=workers,
@@ -134,10 +134,10 @@ def _group(
 ) -> tuple[DrawnGroup, list[DrawnWorker]]:
     """Lay one group out, with its corner at (0, 0)."""
     texts = {vertex.text for vertex in vertices}
-    # What all of several run is said once, above.
-    is_said = len(vertices) > 1 and len(texts) == 1
+    # A text that all of several have is written once, above.
+    is_shared = len(vertices) > 1 and len(texts) == 1
     lines_of = [
-        [vertex.name] if is_said or not vertex.text else [vertex.name, vertex.text]
+        [vertex.name] if is_shared or not vertex.text else [vertex.name, vertex.text]
         for vertex in vertices
     ]
     sizes = [_size(lines, note_lines) for lines in lines_of]
@@ -145,8 +145,8 @@ def _group(
     step = width + _GAP, height + _GAP
     title, around, above = "", 0.0, 0.0
     if len(vertices) > 1:
-        what = f" {next(iter(texts))}" if is_said and any(texts) else ""
-        title = shown(f"{label} · {len(vertices)} \N{MULTIPLICATION SIGN}{what}")
+        text = f" {next(iter(texts))}" if is_shared and any(texts) else ""
+        title = shown(f"{label} · {len(vertices)} \N{MULTIPLICATION SIGN}{text}")
         around, above = _PADDING, _TITLE
     per_row = _per_row(label, len(vertices), arrows, step)
     rows = math.ceil(len(vertices) / per_row)
@@ -171,7 +171,7 @@ def _group(
 
 
 def _per_row(label: str, count: int, arrows: Sequence[Arrow], step: Point) -> int:
-    """Return how many workers of a group stand beside each other."""
+    """Return the number of workers of a group beside each other."""
     ends = [end for arrow in arrows for end in (arrow.source, arrow.target)]
     if any(end.label == label and end.name is not None for end in ends):
         return 1

@@ -7,12 +7,16 @@ from replicator.launchpad_bridge.view.drawing.arrows import End, arrows_of
 
 
 def mermaid_of(graph: Graph) -> str:
-    """Return a flowchart: groups as subgraphs, handles as arrows."""
+    """Return a flowchart: groups as subgraphs, handles as arrows.
+
+    >>> print(mermaid_of(Graph(program="sum", vertices=[], edges=[])), end="")
+    flowchart LR
+    """
     return "\n".join(_lines(graph)) + "\n"
 
 
 def _lines(graph: Graph) -> Iterator[str]:
-    # Names of ours: what users call things may be a word of Mermaid's.
+    # Ids of our own: a name of the user may be a keyword of Mermaid.
     ids = {vertex.name: f"w{number}" for number, vertex in enumerate(graph.vertices)}
     yield "flowchart LR"
     groups: dict[str, str] = {}
@@ -26,11 +30,11 @@ def _lines(graph: Graph) -> Iterator[str]:
             yield f"    {_box(ids[vertex.name], vertex)}"
         yield "  end"
 
-    def told(end: End) -> str:
+    def id_of(end: End) -> str:
         return groups[end.label] if end.name is None else ids[end.name]
 
     for arrow in arrows_of(graph):
-        yield f"  {told(arrow.source)} --> {told(arrow.target)}"
+        yield f"  {id_of(arrow.source)} --> {id_of(arrow.target)}"
 
 
 def _box(name: str, vertex: Vertex) -> str:
@@ -41,7 +45,7 @@ def _box(name: str, vertex: Vertex) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text in which every character of Mermaid's or HTML's stands for itself."""
+    """Return text with the special characters of Mermaid and HTML escaped."""
     return "".join(
         c if c.isalnum() or c in " .,_-/" else f"#{ord(c)};" if c.isprintable() else " "
         for c in text

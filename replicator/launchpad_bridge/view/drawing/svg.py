@@ -23,33 +23,33 @@ _INK, _FAINT, _EDGE = "#1f2933", "#52606d", "#7b8794"
 _SERVES, _RUNS, _GROUP, _PAPER = "#e3f0fb", "#f5f7fa", "#fbfcfd", "#ffffff"
 
 
-def svg_of(layout: Drawing) -> str:
+def svg_of(drawing: Drawing) -> str:
     """Return the picture as SVG."""
-    return "\n".join(_lines(layout)) + "\n"
+    return "\n".join(_lines(drawing)) + "\n"
 
 
-def _lines(layout: Drawing) -> Iterator[str]:
-    width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
+def _lines(drawing: Drawing) -> Iterator[str]:
+    width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{_FONT}" '
         'font-size="12">'
     )
-    yield f"<title>{_text(f'The program {layout.graph.program}')}</title>"
+    yield f"<title>{_text(f'The program {drawing.graph.program}')}</title>"
     yield (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="0" refY="4" markerWidth="8" '
         'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
         f'<path d="M0 0.5 L8 4 L0 7.5 z" fill="{_EDGE}"/></marker></defs>'
     )
     yield f'<rect class="paper" width="100%" height="100%" fill="{_PAPER}"/>'
-    for group in layout.groups:
+    for group in drawing.groups:
         yield from _group(group)
-    for number, (arrow, curve) in enumerate(layout.arrows):
+    for number, (arrow, curve) in enumerate(drawing.arrows):
         yield from _arrow(number, arrow, curve)
-    called = {edge.target for edge in layout.graph.edges}
-    for worker in layout.workers:
+    called = {edge.target for edge in drawing.graph.edges}
+    for worker in drawing.workers:
         fill = _SERVES if worker.vertex.name in called else _RUNS
-        yield from _worker(worker, fill, layout.note_lines)
+        yield from _worker(worker, fill, drawing.note_lines)
     yield "</svg>"
 
 
@@ -65,10 +65,10 @@ def _group(group: DrawnGroup) -> Iterator[str]:
 
 def _arrow(number: int, arrow: Arrow, curve: ArrowLine) -> Iterator[str]:
     handles = len(arrow.edges)
-    what = arrow.edges[0].argument if handles == 1 else f"{handles} handles"
-    told = f"{_end(arrow.source)} → {_end(arrow.target)}: {what}"
-    x, y = curve.words
-    yield f'<g class="arrow" data-arrow="{number}"><title>{_text(told)}</title>'
+    count = arrow.edges[0].argument if handles == 1 else f"{handles} handles"
+    title = f"{_end(arrow.source)} → {_end(arrow.target)}: {count}"
+    x, y = curve.caption
+    yield f'<g class="arrow" data-arrow="{number}"><title>{_text(title)}</title>'
     yield (
         f'<path d="{curve.path}" fill="none" stroke="{_EDGE}" stroke-width="1.4" '
         'marker-end="url(#head)"/>'
@@ -81,9 +81,9 @@ def _arrow(number: int, arrow: Arrow, curve: ArrowLine) -> Iterator[str]:
 
 def _worker(worker: DrawnWorker, fill: str, note_lines: int) -> Iterator[str]:
     vertex, box = worker.vertex, worker.box
-    told = f"{vertex.name}: {vertex.kind} {vertex.text}".rstrip()
+    title = f"{vertex.name}: {vertex.kind} {vertex.text}".rstrip()
     yield f'<g class="worker" data-worker="{_text(vertex.name)}">'
-    yield f"<title>{_text(told)}</title>"
+    yield f"<title>{_text(title)}</title>"
     yield _rect(box, 6, f'fill="{fill}" stroke="{_INK}" stroke-width="1"')
     lines = [*worker.lines, *([""] * note_lines)]
     x, y = box.x + box.width / 2, box.middle - _LINE * (len(lines) - 1) / 2 + 4
@@ -110,6 +110,6 @@ def _end(end: End) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text for XML: what XML cannot say, however it is escaped, is left out."""
+    """Return text for XML, without the characters that XML cannot hold."""
     plain = "".join(c if c.isprintable() else " " for c in text)
     return escape(plain, quote=True)

@@ -1,7 +1,7 @@
 """Find the programs of this user that run on this host, by the folders of their runs.
 
-A run's folder is its owner's alone (0700) and locked by who launched it, so what is
-found here runs, and belongs to who looks.
+Only its owner can enter a run's folder (0700), and its launcher holds a lock on it, so
+programs found here run, and belong to this user.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from replicator.launchpad_bridge.planning import DESCRIPTION
 from replicator.launchpad_bridge.run_folder import is_held
 
 LINK = "dashboard.url"
-"""In the run's folder: the page of a program that was launched with one."""
+"""File in the run's folder with the link to its dashboard, if it has one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,13 +26,13 @@ class FoundRun:
     """A program that runs.
 
     Attributes:
-      folder: Of the run.
-      program: Its name.
-      run_id: What tells this run from others.
-      pid: Of the process that launched it.
-      workers: How many there are.
-      started_s: When, in seconds since 1970.
-      link: Opens its page, if it was launched with a dashboard; else "".
+      folder: Folder of the run.
+      program: Name of the program.
+      run_id: Unique id of the run.
+      pid: Process that launched it.
+      workers: Number of workers.
+      started_s: Time of the launch, in seconds since 1970.
+      link: Link to its page, if it was launched with a dashboard; else "".
     """
 
     folder: Path
@@ -48,7 +48,7 @@ def running_programs(parents: Iterable[str | Path] | None = None) -> list[FoundR
     """Return the programs of this user that run, the oldest first.
 
     Args:
-      parents: Where to look for folders; by default where runs make them.
+      parents: Folders that hold folders of runs; by default those that runs use.
     """
     if parents is None:
         parents = dict.fromkeys((tempfile.gettempdir(), "/tmp"))
@@ -64,19 +64,19 @@ def run_in(folder: Path) -> FoundRun:
     """Return the program whose run has a folder.
 
     Raises:
-      LaunchError: It is no folder of a run of this user, or its run has ended.
+      LaunchError: It is not a folder of a run of this user, or the run has ended.
     """
     try:
         status = folder.lstat()
         if status.st_uid != os.geteuid():
             raise LaunchError(
                 f"`folder` must belong to this user, got {str(folder)!r}, of user "
-                f"{status.st_uid}. Look at it as who launched the program."
+                f"{status.st_uid}. Open it as the user who launched the program."
             )
         if folder.is_symlink() or not is_held(folder):
             raise LaunchError(
-                f"`folder` must be that of a program that runs, got {str(folder)!r}, "
-                "which nobody holds any more. Launch the program again."
+                "`folder` must belong to a running program, got "
+                f"{str(folder)!r}, whose launcher has exited. Launch the program again."
             )
         described = describe_run(folder)
         return FoundRun(
@@ -92,25 +92,30 @@ def run_in(folder: Path) -> FoundRun:
         raise _not_running(folder, error) from error
 
 
-def matching(runs: Iterable[FoundRun], words: str) -> list[FoundRun]:
-    """Return those whose name, run or process is meant.
+def matching(runs: Iterable[FoundRun], text: str) -> list[FoundRun]:
+    """Return the runs with this name, id or process.
 
     Args:
       runs: Programs that run.
-      words: The name, the beginning of the run's id, or the launcher's process id.
+      text: Name, beginning of the run's id, or the launcher's process id.
+
+    >>> runs = [FoundRun(folder=Path("lp-1"), program="training", run_id="ab12",
+    ...                  pid=7, workers=3, started_s=0.0)]
+    >>> [run.program for run in matching(runs, "ab")], matching(runs, "other")
+    (['training'], [])
     """
     return [
         run
         for run in runs
-        if words in (run.program, str(run.pid)) or run.run_id.startswith(words)
+        if text in (run.program, str(run.pid)) or run.run_id.startswith(text)
     ]
 
 
 def describe_run(folder: Path) -> dict[str, Any]:
-    """Return what a run's folder says of its program.
+    """Return the description of the program in a run's folder.
 
     Raises:
-      LaunchError: It says nothing, or something else.
+      LaunchError: It has none, or a damaged one.
     """
     try:
         described = json.loads((folder / DESCRIPTION).read_text())
@@ -124,6 +129,6 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
 def _not_running(folder: Path, error: Exception) -> LaunchError:
     return LaunchError(
-        f"`folder` must be that of a program that runs, got {str(folder)!r} ({error}). "
+        f"`folder` must belong to a running program, got {str(folder)!r} ({error}). "
         "It may have ended: `replicator program` lists those that run."
     )

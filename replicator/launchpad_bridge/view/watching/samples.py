@@ -1,7 +1,7 @@
-"""What a running program says of itself, as plain data, and how it is worked out.
+"""Samples of a running program as plain data, computed from counts of its servers.
 
-Servers count calls and bytes since they started; what is shown is how fast the counts
-grow between two looks. Pure: counts in, a `ProgramSample` out.
+Servers count calls and bytes since they started; a sample holds the rates of growth
+between two looks. Pure: counts in, a `ProgramSample` out.
 """
 
 import dataclasses
@@ -24,14 +24,14 @@ class MethodSample:
     """A method of a worker.
 
     Attributes:
-      calls: That ended, since its server started.
-      errors: Those of them that raised.
-      calls_per_s: Since the last look.
-      bytes_per_s: Of arguments and results, since the last look.
+      calls: Number of calls that ended since its server started.
+      errors: Number of them that raised.
+      calls_per_s: Rate of calls since the last look.
+      bytes_per_s: Rate of bytes of arguments and results since the last look.
       p50_s: Median time in the method, over its last 1,024 calls.
-      p99_s: What 99 of 100 of these did not exceed.
-      queued: Calls that wait now.
-      running: Calls that run now.
+      p99_s: 99th percentile of these times.
+      queued: Number of calls that wait now.
+      running: Number of calls that run now.
     """
 
     calls: int
@@ -50,23 +50,24 @@ class WorkerSample:
 
     Attributes:
       name: "label", or "label/index".
-      label: Of its group.
-      kind: The type of its node.
-      text: What it runs.
-      state: In the supervisor's words: "running", "waiting" for its restart, "ended".
-      outcome: How it ended last, as `Exited` has it; "" before.
-      restarts: How often it was started again.
-      since_s: When this start was, in seconds since 1970.
-      error: What it ended with last; "" for nothing.
+      label: Label of its group.
+      kind: Type of its node.
+      text: Function or class that it runs.
+      state: The supervisor's state: "running", "waiting" for its restart, "ended".
+      outcome: Outcome of the last end, as in `Exited`; "" before the first.
+      restarts: Number of restarts.
+      since_s: Time of the last start, in seconds since 1970.
+      error: Error of the last end; "" for none.
       answers: Whether its server answered; None for a worker that has none.
-      made_per_s: Calls that it made along its edges, since the last look.
-      calls_per_s: That it served, since the last look.
-      bytes_per_s: Of arguments and results of these.
-      p50_s: Of the method with most calls since the last look (before: since ever).
-      p99_s: Likewise.
-      queued: Calls that wait now.
-      running: Calls that run now.
-      methods: By name.
+      made_per_s: Rate of calls made along its edges, since the last look.
+      calls_per_s: Rate of calls served since the last look.
+      bytes_per_s: Rate of bytes of their arguments and results.
+      p50_s: Median time of the method with most calls since the last look (at the
+        first: since its start).
+      p99_s: 99th percentile of the same.
+      queued: Number of calls that wait now.
+      running: Number of calls that run now.
+      methods: Samples of the methods, by name.
     """
 
     name: str
@@ -94,11 +95,11 @@ class EdgeSample:
     """The traffic from one worker to another.
 
     Attributes:
-      source: Who calls.
-      target: Who is called.
-      calls: Since the server started.
-      calls_per_s: Since the last look.
-      bytes_per_s: Since the last look.
+      source: Name of the caller.
+      target: Name of the worker that is called.
+      calls: Number of calls since the server started.
+      calls_per_s: Rate of calls since the last look.
+      bytes_per_s: Rate of bytes since the last look.
     """
 
     source: str
@@ -113,15 +114,15 @@ class ProgramSample:
     """A program at one moment.
 
     Attributes:
-      program: Its name.
-      run_id: What tells this run from others.
-      pid: Of the process that launched it.
-      at_s: When, in seconds since 1970.
+      program: Name of the program.
+      run_id: Unique id of the run.
+      pid: Process that launched it.
+      at_s: Time of the sample, in seconds since 1970.
       phase: "starting", "running", "stopping", "killing" or "ended".
-      failure: What failed first; "" for nothing.
-      stopped_by: Who asked for the stop; "" for nobody.
-      workers: In the order they were added.
-      edges: Each pair of workers once.
+      failure: First failure; "" for none.
+      stopped_by: Worker that asked for the stop; "" for none.
+      workers: Samples of the workers, in the order in which they were added.
+      edges: Samples of the edges, each pair of workers once.
     """
 
     program: str
@@ -135,21 +136,21 @@ class ProgramSample:
     edges: Sequence[EdgeSample]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the sample as plain values."""
         return dataclasses.asdict(self)
 
     def to_json(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the sample as one line of JSON."""
         return json.dumps(self.to_dict())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What servers had counted when they were asked.
+    """Counts of all servers at one moment.
 
     Attributes:
-      at_s: When, on a clock that never jumps.
-      servers: Of each worker; None where one did not answer.
+      at_s: Time, on a clock that never jumps.
+      servers: Counts of each worker's servers; None for one that did not answer.
     """
 
     at_s: float
@@ -159,13 +160,13 @@ class Counts:
 def workers_of(
     graph: Graph, note: RunNote, before: Counts, now: Counts
 ) -> list[WorkerSample]:
-    """Return how each worker is.
+    """Return a sample of each worker.
 
     Args:
-      graph: Of the program.
-      note: What the run has noted.
-      before: Of the look before; at the first look that look itself.
-      now: Of this look.
+      graph: Graph of the program.
+      note: State of the run in its journal.
+      before: Counts of the look before; at the first look, the same as `now`.
+      now: Counts of this look.
     """
     made: dict[str, float] = {}
     for edge in edges_of(graph, before, now):
@@ -185,7 +186,13 @@ def edges_of(graph: Graph, before: Counts, now: Counts) -> list[EdgeSample]:
 
 
 def graph_of_description(described: Mapping[str, Any]) -> Graph:
-    """Return the graph that a run's folder describes."""
+    """Return the graph in the description of a run.
+
+    >>> worker = {"name": "a", "label": "a", "kind": "PyNode", "text": "f", "index": 0}
+    >>> described = {"program": "sum", "workers": [worker], "edges": []}
+    >>> graph_of_description(described).vertices
+    [Vertex(name='a', label='a', kind='PyNode', text='f')]
+    """
     return Graph(
         program=described["program"],
         vertices=[
@@ -286,7 +293,7 @@ def _traffic(counts: Counts, source: str, target: str) -> tuple[int, int]:
 
 
 def _rate(now: int, before: int, seconds: float) -> float:
-    """Return the growth of a count; one that shrank is of a server started anew."""
+    """Return the growth of a count per second; a smaller one is of a new server."""
     if seconds <= 0:
         return 0.0
     return (now - before if now >= before else now) / seconds

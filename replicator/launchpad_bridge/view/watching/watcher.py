@@ -1,8 +1,9 @@
-"""Look at one run, again and again: from its own process, or another of its user.
+"""Sample one run repeatedly, from its own process or another of its user.
 
-States are read from the run's journal; calls are asked of the servers themselves, each
-through a client that proves, by the secret in the run's folder, that it belongs. So
-looking costs the program an answer of each server, and not looking costs nothing.
+States are read from the run's journal; counts of calls come from the servers
+themselves, through clients that prove, by the secret in the run's folder, that they
+belong. So a sample costs the program a reply of each server; without samples it costs
+nothing.
 """
 
 import time
@@ -23,8 +24,8 @@ from replicator.launchpad_bridge.view.watching.samples import (
 from replicator.rpc.call_statistics import ServerStatistics
 from replicator.rpc.client.client import Client, statistics
 
-_ASK_TIMEOUT_S = 1.0
-_ASKED_AT_ONCE = 4
+_CALL_TIMEOUT_S = 1.0
+_CALLS_AT_ONCE = 4
 _SOCKET = "unix:"
 
 
@@ -33,17 +34,17 @@ class Watcher:
     """Takes samples of a run. Connects at the first; `rest` disconnects again.
 
     Attributes:
-      graph: Of the program.
+      graph: Graph of the program.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Get to know the program of a run.
+        """Read the description of a run's program.
 
         Args:
-          folder: Of the run.
+          folder: Folder of the run.
 
         Raises:
-          LaunchError: No run of this user has it, or it has ended.
+          LaunchError: It is not a folder of a run of this user, or the run has ended.
         """
         described = describe_run(folder)
         self.graph = graph_of_description(described)
@@ -55,13 +56,14 @@ class Watcher:
             worker["name"]: [_socket_of(a) for a in worker["addresses"]]
             for worker in described["workers"]
         }
-        # Threads of the pool add to it, each another address; `sample` waits for all.
+        # Threads of the pool add to it, each its own address, so without a lock:
+        # `sample` waits for all of them.
         self._clients: dict[str, Client] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._before: Counts | None = None
 
     def note(self) -> RunNote:
-        """Return what the run has noted; asks no server."""
+        """Return the state of the run in its journal; calls no server."""
         if self._journal is None:
             try:
                 self._journal = JournalReader(self._folder)
@@ -71,9 +73,9 @@ class Watcher:
         return self._journal.read()
 
     def sample(self) -> ProgramSample:
-        """Return how the program is; rates are those since the last sample."""
+        """Return a sample of the program, with rates since the last one."""
         note = self.note()
-        now = self._ask(note)
+        now = self._counts(note)
         before, self._before = self._before or now, now
         return ProgramSample(
             program=self.graph.program,
@@ -109,32 +111,32 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, note: RunNote) -> Counts:
-        """Ask the servers of all workers that run."""
-        asked = [
+    def _counts(self, note: RunNote) -> Counts:
+        """Return the counts of the servers of all workers that run."""
+        called = [
             (name, address)
             for name, addresses in self._addresses.items()
             for address in addresses
         ]
         runs = {n for n, worker in note.workers.items() if worker.phase == "running"}
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "replicator look")
-        answers = self._pool.map(
-            self._answer, [address if name in runs else "" for name, address in asked]
+            self._pool = ThreadPoolExecutor(_CALLS_AT_ONCE, "replicator look")
+        replies = self._pool.map(
+            self._reply, [address if name in runs else "" for name, address in called]
         )
         servers: dict[str, list[ServerStatistics | None]] = {}
-        for (name, _), answer in zip(asked, answers, strict=True):
-            servers.setdefault(name, []).append(answer)
+        for (name, _), reply in zip(called, replies, strict=True):
+            servers.setdefault(name, []).append(reply)
         return Counts(at_s=time.monotonic(), servers=servers)
 
-    def _answer(self, address: str) -> ServerStatistics | None:
-        """Return what a server says; None if it does not, or not in time."""
+    def _reply(self, address: str) -> ServerStatistics | None:
+        """Return the statistics of a server; None if it does not reply in time."""
         if not address:
             return None
         client = self._clients.get(address)
         if client is None:
             client = self._clients[address] = Client(
-                address, timeout_s=_ASK_TIMEOUT_S, wait_for_ready=False
+                address, timeout_s=_CALL_TIMEOUT_S, wait_for_ready=False
             )
         try:
             return statistics(client)

@@ -104,7 +104,7 @@ def words_of(layout):
     """Return about the room of the words beside each arrow: "38.5/s · 949 kB/s"."""
     return [
         Box(x=x - 48, y=y - 10, width=96, height=12)
-        for x, y in (curve.words for _, curve in layout.arrows)
+        for x, y in (curve.caption for _, curve in layout.arrows)
     ]
 
 

@@ -33,7 +33,7 @@ def test_a_program_that_runs_is_found(running):
 def test_one_that_has_ended_is_not(running):
     running.stop_and_wait()
     assert running.run_id not in {r.run_id for r in running_programs()}
-    with pytest.raises(LaunchError, match="must be that of a program that runs"):
+    with pytest.raises(LaunchError, match="must belong to a running program"):
         run_in(running.plan.folder)
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_running_program_is_neither_found_nor_shown(
     else:
         folder.symlink_to(running.plan.folder)
     assert folder not in {run.folder for run in running_programs([folder.parent])}
-    with pytest.raises(LaunchError, match="`folder` must be that of a program"):
+    with pytest.raises(LaunchError, match="`folder` must belong to a running"):
         run_in(folder)
 
 
@@ -82,7 +82,7 @@ def test_a_damaged_description_hides_no_other_program(running, text):
     try:
         there = {run.run_id for run in running_programs([folder.path.parent])}
         assert running.run_id in there
-        with pytest.raises(LaunchError, match="`folder` must be that of a program"):
+        with pytest.raises(LaunchError, match="`folder` must belong to a running"):
             run_in(folder.path)
     finally:
         folder.close()

@@ -1,1 +1,1 @@
-"""Where Launchpad's errors came from; only the type that programs catch is here."""
+"""Replacement of the package of Launchpad's errors, with the type programs catch."""

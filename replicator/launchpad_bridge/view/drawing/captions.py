@@ -1,7 +1,7 @@
-"""Where the words beside arrows stand: where no line runs through them.
+"""Place the captions of arrows where no line runs through them.
 
-The words of one arrow after the other get the best place that is left, of some along
-their own line, above and below it, or to its right.
+One caption after the other gets the best free place out of some along its own line,
+above and below it, or to its right.
 """
 
 import collections
@@ -16,19 +16,19 @@ from replicator.launchpad_bridge.view.drawing.layers import Point
 
 _WIDTH, _HEIGHT = 100.0, 13.0
 _DESCENT = 3.0
-"""How far letters reach below their baseline."""
+"""Depth of letters below their baseline."""
 _AWAY = 3.0
 _ALONG = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 
 
-def with_words(
+def with_captions(
     curves: Sequence[ArrowLine], boxes: Iterable[Box]
 ) -> tuple[list[ArrowLine], list[Box]]:
-    """Return the lines with the places of their words, and the room that these take.
+    """Return the lines with the places of their captions, and the boxes of these.
 
     Args:
-      curves: All of a picture.
-      boxes: What words are not written over.
+      curves: All lines of a picture.
+      boxes: Boxes that captions must not cover.
     """
     picture = _Picture((point for curve in curves for point in curve.points), boxes)
     room, found = [], []
@@ -36,8 +36,8 @@ def with_words(
         best = min(_places(curve), key=picture.crossed)
         picture.add(best)
         room.append(best)
-        words = best.x + _WIDTH / 2, best.bottom - _DESCENT
-        found.append(dataclasses.replace(curve, words=words))
+        caption = best.x + _WIDTH / 2, best.bottom - _DESCENT
+        found.append(dataclasses.replace(curve, caption=caption))
     return found, room
 
 
@@ -56,7 +56,7 @@ def _places(curve: ArrowLine) -> Iterator[Box]:
 
 @final
 class _Picture:
-    """What stands where, by cells: of a thousand arrows few are near any words."""
+    """Contents of a picture, by cells: of a thousand arrows few are near a caption."""
 
     def __init__(self, lines: Iterable[Point], boxes: Iterable[Box]) -> None:
         self._lines = collections.defaultdict(list)
@@ -67,12 +67,12 @@ class _Picture:
             self.add(box)
 
     def add(self, box: Box) -> None:
-        """Let nothing else stand there."""
+        """Mark a box as taken."""
         for cell in _cells(box):
             self._taken[cell].append(box)
 
     def crossed(self, place: Box) -> tuple[int, int]:
-        """Return how much is in the way: boxes and other words count before lines."""
+        """Return what a place covers: boxes and other captions count before lines."""
         cells = [*_cells(place)]
         covered = {
             box
