@@ -13,9 +13,7 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import PyTree
-from replicator.distributed.same_everywhere import (
-    require_same_state,
-)
+from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.step.state import RunState
 from replicator.hooks.hook_states import load_hooks

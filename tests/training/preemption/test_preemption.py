@@ -21,8 +21,7 @@ from replicator.exit_codes import INTERRUPTED, PREEMPTED
 from replicator.hooks import Callback, Hook, every
 from replicator.options import Follow, Retention
 from replicator.testing import faults
-from replicator.training.preemption import preemption
-from replicator.training.preemption import stop_agreement
+from replicator.training.preemption import preemption, stop_agreement
 from replicator.training.preemption.preemption import (
     Preemption,
     ReceivedSignals,
