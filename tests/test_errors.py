@@ -1148,7 +1148,7 @@ ROWS = [
         lambda: CheckpointStore(folder() / "none").restore(),
         CheckpointError,
         "`directory` must be one that checkpoints were saved to, got runs/a/none, "
-        "which is no directory. Check the path.",
+        "which is not a directory. Check the path.",
     ),
     Row(
         "Checkpoints that a newer version saved",
