@@ -1202,7 +1202,7 @@ ROWS = [
         ),
         ArgumentError,
         "`dataset` must be one that can be read again with `on_nonfinite='rollback'`, "
-        "got `list_iterator`. Hand over a list, a grain dataset or "
+        "got `list_iterator`. Pass a list, a grain dataset or "
         "`input_fn(context)`.",
     ),
     Row(
