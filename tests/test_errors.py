@@ -1689,8 +1689,8 @@ ROWS = [
             eval_every=2,
         ),
         ArgumentError,
-        "`eval_dataset` must be one that can be read again, got `list_iterator`. Hand "
-        "over a list, a grain dataset or `input_fn(context)`.",
+        "`eval_dataset` must be one that can be read again, got `list_iterator`. Pass "
+        "a list, a grain dataset or `input_fn(context)`.",
     ),
     Row(
         "Rows of a training step that are not one for each example",

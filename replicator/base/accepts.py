@@ -193,10 +193,7 @@ def is_array(value: Any) -> bool:
 
 
 def accepts(
-    error: type[Exception] = ArgumentError,
-    whose: str | None = None,
-    /,
-    **rules: Rule,
+    error: type[Exception] = ArgumentError, whose: str | None = None, /, **rules: Rule
 ) -> Callable[[_Method], _Method]:
     """Declare the rule for each parameter of a method, by its name.
 

@@ -193,18 +193,18 @@ def _holds_nan(leaf: np.ndarray | jax.Array) -> bool:
 
 
 def check_divides(
-    global_batch: int, *, parts: int, shared_by: str, accumulate: int, where: str = ""
+    global_batch: int, *, parts: int, kind: str, accumulate: int, where: str = ""
 ) -> None:
     """Refuse a batch that cannot be cut into equal parts with an example in each.
 
-    >>> check_divides(100, parts=8, shared_by="replicas", accumulate=1)
+    >>> check_divides(100, parts=8, kind="replicas", accumulate=1)
     Traceback (most recent call last):
     replicator.errors.BatchError: `global_batch` must divide evenly over 8 replicas, ...
 
     Args:
       global_batch: Number of examples.
       parts: Number of equal parts.
-      shared_by: Name of the sharers in the plural: "replicas".
+      kind: Name of the parts in the plural: "replicas".
       accumulate: Microbatches of each part.
       where: Its place for error messages: "batch 3".
 
@@ -214,7 +214,7 @@ def check_divides(
     unit = parts * accumulate
     if global_batch > 0 and global_batch % unit == 0:
         return
-    over = f"{parts} {shared_by}"
+    over = f"{parts} {kind}"
     if accumulate > 1:
         over += f" and {accumulate} microbatches"
     raise BatchError(

@@ -131,7 +131,7 @@ def placed_batches(
     batches = host_batches(
         sources,
         parts=parts_to_read(layout, whole=count == 1),
-        shared_by=name_of_parts(layout),
+        kind=name_of_parts(layout),
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),

@@ -236,7 +236,7 @@ def _checked_rows(
     check_divides(
         rows,
         parts=len(layout.batch_owners),
-        shared_by=name_of_parts(layout),
+        kind=name_of_parts(layout),
         accumulate=accumulate,
     )
     return rows

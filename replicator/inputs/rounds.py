@@ -27,12 +27,7 @@ from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, other_size, start_at, states_of
 from replicator.inputs.remainder import HostBatch, join_read
-from replicator.inputs.synchronized_reads import (
-    Read,
-    ReadSync,
-    SharedRead,
-    read_alone,
-)
+from replicator.inputs.synchronized_reads import Read, ReadSync, SharedRead, read_alone
 
 _END: Any = object()
 
@@ -41,7 +36,7 @@ def host_batches(
     sources: Sequence[Source],
     *,
     parts: int,
-    shared_by: str,
+    kind: str,
     options: InputOptions,
     start: Position | None = None,
     in_step: ReadSync | None = None,
@@ -51,7 +46,7 @@ def host_batches(
     Args:
       sources: One source for each pipeline of this process.
       parts: Number of parts that share the batches of this process.
-      shared_by: Name of these parts in the plural: "replicas".
+      kind: Name of these parts in the plural: "replicas".
       options: All other options.
       start: Position to begin at; the first batch if None.
       in_step: Synchronisation with other processes; None for a single process.
@@ -61,12 +56,7 @@ def host_batches(
       NonFiniteError: A batch holds NaN.
     """
     reader = _Reader(
-        sources,
-        parts=parts,
-        shared_by=shared_by,
-        options=options,
-        start=start,
-        in_step=in_step,
+        sources, parts=parts, kind=kind, options=options, start=start, in_step=in_step
     )
     while options.epochs is None or reader.position.epoch < options.epochs:
         first, yielded = reader.position, 0
@@ -110,7 +100,7 @@ class _Reader:
         sources: Sequence[Source],
         *,
         parts: int,
-        shared_by: str,
+        kind: str,
         options: InputOptions,
         start: Position | None,
         in_step: ReadSync | None,
@@ -121,7 +111,7 @@ class _Reader:
         self._form: BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, for a fast check
         self._sources = sources
-        self._parts, self._shared_by = parts, shared_by
+        self._parts, self._kind = parts, kind
         self._options = options
         self._share = in_step.read_together if in_step is not None else read_alone
         self._num_pipelines = (
@@ -211,7 +201,7 @@ class _Reader:
             check_divides(
                 self._form.examples * len(parts),
                 parts=self._parts,
-                shared_by=self._shared_by,
+                kind=self._kind,
                 accumulate=self._options.accumulate,
                 where="batch 0",
             )

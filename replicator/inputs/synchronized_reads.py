@@ -122,7 +122,7 @@ class ReadSync:
             if failure is not None:
                 self._over = True
                 raise failure
-            yield from self._closing(self._shared_reads(found, reports))
+            yield from self._closing(self._join(found, reports))
             if all(report["ended"] for report in reports):
                 return
 
@@ -157,17 +157,13 @@ class ReadSync:
             "closed": False,
         }
 
-    def _shared_reads(
-        self, found: list[Read], reports: list[dict]
-    ) -> Iterator[SharedRead]:
+    def _join(self, found: list[Read], reports: list[dict]) -> Iterator[SharedRead]:
         self._refuse(reports)
         most = max(len(each["examples"]) for each in reports)
         own = found + [self._nothing()] * (most - len(found)) if most else []
         full = [each["full"] * each["parts"] for each in reports] if most else []
         for index, read in enumerate(own):
-            counts = [
-                dict(enumerate(each["examples"])).get(index, 0) for each in reports
-            ]
+            counts = [dict(enumerate(one["examples"])).get(index, 0) for one in reports]
             yield SharedRead(
                 read=read,
                 examples=counts[0] if self._shared else sum(counts),

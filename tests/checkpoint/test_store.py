@@ -222,9 +222,9 @@ def other_model():
             {"count": np.zeros((), np.int32)},
             None,
             "The state must be that of the model that was saved at step 1, got "
-            "another: `params/w` was saved and is not in the state. Begin anew in another "
-            "directory, or restore a part with `CheckpointStore.restore(..., only=...)"
-            "`.",
+            "another: `params/w` was saved and is not in the state. Begin anew in "
+            "another directory, or restore a part with "
+            "`CheckpointStore.restore(..., only=...)`.",
         ),
         (
             small_state(0),
