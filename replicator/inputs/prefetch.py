@@ -127,7 +127,7 @@ class Prefetcher(Generic[T]):
                     raise InputTimeoutError(
                         f"`dataset` must yield batch {self._taken} within "
                         f"{self._timeout_s:g} s, got nothing after {waited_s:.0f} s. "
-                        "Look where its thread is (the log says), or raise `timeout_s`."
+                        "Look in the log for where its thread is, or raise `timeout_s`."
                     )
                 case "warn":
                     warned = True
