@@ -16,9 +16,9 @@
     ├── NonFiniteError (FloatingPointError) a number became NaN or infinite
     ├── SpikeError (ArithmeticError)        a number left the range it had
     ├── DeviceMemoryError (MemoryError)     a step needs more memory than there is
-    ├── RpcError (RuntimeError)             a call to another process went wrong
+    ├── RpcError (RuntimeError)             a call to another process failed
     │   ├── EncodeError (TypeError)         a value cannot be sent
-    │   ├── DecodeError (ValueError)        what arrived is no value of ours
+    │   ├── DecodeError (ValueError)        the received bytes are not a valid message
     │   ├── MessageTooLargeError (ValueError)  a message is past its limit
     │   ├── AuthenticationError (PermissionError)  a peer did not prove that it belongs
     │   ├── AddressInUseError (OSError)     another server listens there
@@ -34,7 +34,7 @@
     ├── CollectivesError (AssertionError)   a step sends other things than expected
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
-    Preempted (SystemExit)      no error: the run was asked to stop, and is saved
+    Preempted (SystemExit)      not an error: the run was asked to stop, and is saved
 
 Each also inherits the builtin that it refines, so `except ValueError` works. A message
 reads: "`argument` must <rule>, got <value>. <One remedy>."
@@ -95,8 +95,8 @@ class NonFiniteError(ReplicatorError, FloatingPointError):
     """A batch or a metric holds NaN or infinity.
 
     Attributes:
-      step: The step that it was found at; None for a batch that no step has seen.
-      leaf: The metric that holds it.
+      step: Step at which it was found; None for a batch that no step has used.
+      leaf: Name of the metric that holds it.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class SpikeError(ReplicatorError, ArithmeticError):
     """A metric left the range that it had before.
 
     Attributes:
-      step: The step that it was found at.
-      leaf: The metric.
+      step: Step at which it was found.
+      leaf: Name of the metric.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class DeviceMemoryError(ReplicatorError, MemoryError):
 
 
 class RpcError(ReplicatorError, RuntimeError):
-    """A call to another process went wrong."""
+    """A call to another process failed."""
 
 
 class EncodeError(RpcError, TypeError):
@@ -136,7 +136,7 @@ class EncodeError(RpcError, TypeError):
 
 
 class DecodeError(RpcError, ValueError):
-    """What arrived is no value of ours."""
+    """The received bytes are not a valid message."""
 
 
 class MessageTooLargeError(RpcError, ValueError):
@@ -170,13 +170,13 @@ class ServerStoppedError(RpcError):
 class RemoteError(RpcError):
     """A method raised in the other process.
 
-    What is caught is also of the type that was raised there, if that is a builtin or a
+    The exception is also of the type that was raised there, if that is a builtin or a
     registered one: `except ValueError` works across processes.
 
     Attributes:
-      type_name: The type that was raised.
-      remote_traceback: The traceback there, as text.
-      server: The label of the server.
+      type_name: Name of the type that was raised.
+      remote_traceback: Traceback in the other process, as text.
+      server: Label of the server.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class NodeFailedError(ReplicatorError, RuntimeError):
     """A node of a running program failed.
 
     Attributes:
-      node: The worker's name.
+      node: Name of the worker.
     """
 
     def __init__(self, message: str, *, node: str = "") -> None:
@@ -222,17 +222,17 @@ class DistributedError(ReplicatorError, RuntimeError):
 
 
 class DistributedTimeoutError(DistributedError, TimeoutError):
-    """A process did not come to where the others waited for it."""
+    """A process did not arrive in time where the others waited for it."""
 
 
 class Preempted(SystemExit):
     """The run was asked to stop, and is saved: the program ends with `code`.
 
-    No `ReplicatorError`: whoever catches those goes on, and this is meant to end.
+    Not a `ReplicatorError`: handlers of those go on, and this ends the program.
 
     Attributes:
-      signal: The name of what asked for it.
-      step: The last one, which is saved.
+      signal: Name of the signal.
+      step: The last step, which is saved.
     """
 
     def __init__(self, code: int, *, signal: str, step: int) -> None:
@@ -242,7 +242,7 @@ class Preempted(SystemExit):
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse an argument that is no whole number of at least 1.
+    """Refuse an argument that is not a whole number of at least 1.
 
     Raises:
       ArgumentError: It is not.
@@ -253,7 +253,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def check_counts(owner: object, *names: str) -> None:
-    """Refuse fields that are no counts; make those of NumPy Python's, for records.
+    """Refuse fields that are not counts; turn NumPy integers into Python ones.
 
     Raises:
       ArgumentError: One is neither None nor a whole number of at least 1.
@@ -265,13 +265,13 @@ def check_counts(owner: object, *names: str) -> None:
 
 
 def check_whole(name: str, value: object) -> None:
-    """Refuse an argument that is no whole number, of Python or of NumPy.
+    """Refuse an argument that is not a whole number, of Python or of NumPy.
 
     Raises:
       ArgumentError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        # The environment and command lines bring words with a number in them.
+        # The environment and command lines bring strings with a number in them.
         meant = int(value) if isinstance(value, str) and value.isdecimal() else 1
         raise ArgumentError(
             f"`{name}` must be a whole number, got {value!r}. Use {meant}."
@@ -279,7 +279,7 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse an argument that is no number, nor an array of one.
+    """Refuse an argument that is neither a number nor an array of one.
 
     Raises:
       ArgumentError: It is not.
@@ -292,7 +292,7 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse an argument that is no string.
+    """Refuse an argument that is not a string.
 
     Raises:
       ArgumentError: It is not.
@@ -301,21 +301,21 @@ def check_text(name: str, value: object) -> None:
         raise ArgumentError(f"`{name}` must be a string, got {value!r}. Pass a `str`.")
 
 
-def check_word(name: str, value: object, words: tuple[str, ...]) -> None:
-    """Refuse a word that is none of `words`.
+def check_word(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of `choices`.
 
     Raises:
       ArgumentError: It is not.
     """
-    if value not in words:
+    if value not in choices:
         raise ArgumentError(
-            f"`{name}` must be one of {', '.join(map(repr, words))}, got {value!r}. "
+            f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}. "
             "Use one of these."
         )
 
 
 def check_not_async(name: str, function: Any) -> None:
-    """Refuse what would have to be awaited, by an `ArgumentError`: nobody does."""
+    """Refuse an `async def` by an `ArgumentError`: it would never be awaited."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
     called = inspect.getattr_static(type(function), "__call__", None)
     if any(is_kind(each) for is_kind in kinds for each in (function, called)):
@@ -340,15 +340,15 @@ def check_flags(**flags: object) -> None:
 
 
 def check_function(name: str, value: Any, *accepted: str) -> None:
-    """Refuse an argument that cannot be called, or not with what it will get.
+    """Refuse an argument that cannot be called, or not with the arguments it will get.
 
     Args:
-      name: Of the argument.
+      name: Name of the argument.
       value: The argument.
-      accepted: What it may take, each way as "state, batch"; any by default.
+      accepted: Possible parameter lists, such as "state, batch"; any by default.
 
     Raises:
-      ArgumentError: It cannot.
+      ArgumentError: It cannot be called like that.
     """
     if not callable(value):
         raise ArgumentError(
@@ -364,7 +364,11 @@ def check_function(name: str, value: Any, *accepted: str) -> None:
 
 
 def takes(function: Callable[..., object], count: int) -> bool:
-    """Tell whether a function may be called with so many positional arguments."""
+    """Return whether a function can be called with `count` positional arguments.
+
+    >>> takes(lambda state, batch: batch, 2)
+    True
+    """
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
@@ -375,7 +379,7 @@ def takes(function: Callable[..., object], count: int) -> bool:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse an argument that is neither None nor of its one class.
+    """Refuse an argument that is neither None nor of the class `kind`.
 
     Raises:
       ArgumentError: It is not.

@@ -1,11 +1,11 @@
-"""What a process of ours says by its exit code, to whoever may start it again."""
+"""Exit codes of a run's process, for launchers that may start it again."""
 
 PREEMPTED = 75
-"""Everything was saved because somebody asked the run to stop: start it again."""
+"""The run was asked to stop, and everything is saved: start it again."""
 
 HUNG = 76
 """The watchdog ended a run that made no progress: start all its processes again."""
 
 
 INTERRUPTED = 130
-"""Everything was saved because of one Ctrl-C: the code that shells use for it."""
+"""Everything was saved after one Ctrl-C: the exit code that shells use for it."""

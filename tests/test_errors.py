@@ -1148,7 +1148,7 @@ ROWS = [
         lambda: CheckpointStore(folder() / "none").restore(),
         CheckpointError,
         "`directory` must be one that checkpoints were saved to, got runs/a/none, "
-        "which is no directory. Check the path.",
+        "which is not a directory. Check the path.",
     ),
     Row(
         "Checkpoints that a newer version saved",
@@ -1202,7 +1202,7 @@ ROWS = [
         ),
         ArgumentError,
         "`dataset` must be one that can be read again with `on_nonfinite='rollback'`, "
-        "got `list_iterator`. Hand over a list, a grain dataset or "
+        "got `list_iterator`. Pass a list, a grain dataset or "
         "`input_fn(context)`.",
     ),
     Row(
@@ -1689,8 +1689,8 @@ ROWS = [
             eval_every=2,
         ),
         ArgumentError,
-        "`eval_dataset` must be one that can be read again, got `list_iterator`. Hand "
-        "over a list, a grain dataset or `input_fn(context)`.",
+        "`eval_dataset` must be one that can be read again, got `list_iterator`. Pass "
+        "a list, a grain dataset or `input_fn(context)`.",
     ),
     Row(
         "Rows of a training step that are not one for each example",

@@ -1,1 +1,1 @@
-"""What all others stand on: types, trees, the mesh, declared leaves."""
+"""Foundation of all other folders: types, trees, the mesh, declared leaves."""

@@ -1,12 +1,12 @@
-"""What a method takes of who calls it over the network: types, sizes and counts.
+"""Rules for arguments of methods called over the network: types, sizes and counts.
 
-Each method of the library that a network can call says it, in one place:
+Each method of the library that can be called over a network declares them:
 
     @accepts(actor=text(), count=whole(1))
     def take(self, actor, count): ...
 
-All arguments are held against it before any of them is walked, copied, kept or shown.
-Of a class of the library, servers offer the methods that say it, and no others.
+All arguments are checked before any of them is walked, copied, kept or shown. Servers
+offer only those methods of the library's classes that declare rules.
 """
 
 import functools
@@ -31,12 +31,13 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Rule(NamedTuple):
-    """What one argument must be.
+    """Rule for one argument.
 
     Attributes:
-      must_be: In words: "a list of at most 3 numbers".
-      is_right: Whether a value is; takes little time and memory, whatever it is given.
-      remedy: What the caller is to do.
+      must_be: The rule as text: "a list of at most 3 numbers".
+      is_right: Returns whether a value obeys it, in little time and memory for any
+        value.
+      remedy: Advice for the caller.
     """
 
     must_be: str
@@ -45,7 +46,11 @@ class Rule(NamedTuple):
 
 
 def text(most: int = MAX_NAME) -> Rule:
-    """Return the rule of a string of so many characters."""
+    """Return the rule for a string of at most `most` characters.
+
+    >>> text(3).is_right("abc"), text(3).is_right("abcd")
+    (True, False)
+    """
     return Rule(
         f"a string of at most {most} characters",
         lambda value: isinstance(value, str) and len(value) <= most,
@@ -53,7 +58,11 @@ def text(most: int = MAX_NAME) -> Rule:
 
 
 def blob(most: int) -> Rule:
-    """Return the rule of so many bytes."""
+    """Return the rule for at most `most` bytes.
+
+    >>> blob(3).is_right(b"abcd")
+    False
+    """
     return Rule(
         f"bytes, at most {most} of them",
         lambda value: isinstance(value, bytes) and len(value) <= most,
@@ -61,7 +70,11 @@ def blob(most: int) -> Rule:
 
 
 def whole(least: int = 0, most: int = (1 << 63) - 1) -> Rule:
-    """Return the rule of a whole number, of Python or of NumPy."""
+    """Return the rule for a whole number, of Python or of NumPy.
+
+    >>> whole(1).is_right(0)
+    False
+    """
 
     def is_right(value: Any) -> bool:
         is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -71,7 +84,11 @@ def whole(least: int = 0, most: int = (1 << 63) - 1) -> Rule:
 
 
 def seconds() -> Rule:
-    """Return the rule of a time that can be waited for."""
+    """Return the rule for a number of seconds that can be waited for.
+
+    >>> seconds().is_right(float("nan"))
+    False
+    """
     return Rule(
         "a number of seconds, 0 or more",
         lambda value: is_number(value) and 0 <= value <= threading.TIMEOUT_MAX,
@@ -79,7 +96,11 @@ def seconds() -> Rule:
 
 
 def items(kind: str, is_right: Callable[[Any], bool], most: int) -> Rule:
-    """Return the rule of a list or tuple: of no range, whose items would be made."""
+    """Return the rule for a list or tuple, not a range, whose items would be made.
+
+    >>> items("numbers", is_number, 2).is_right([1.0, 2])
+    True
+    """
     return Rule(
         f"a list of at most {most} {kind}",
         lambda value: (
@@ -91,12 +112,20 @@ def items(kind: str, is_right: Callable[[Any], bool], most: int) -> Rule:
 
 
 def texts(most: int) -> Rule:
-    """Return the rule of a list of names."""
+    """Return the rule for a list of at most `most` names.
+
+    >>> texts(2).is_right(["loss", "step"])
+    True
+    """
     return items("names", text().is_right, most)
 
 
 def array(kind: str, most: int) -> Rule:
-    """Return the rule of an array of one axis, and of a kind of NumPy's dtypes."""
+    """Return the rule for an array of one axis, and of a kind of NumPy's dtypes.
+
+    >>> array("i", 8).is_right(np.arange(3))
+    True
+    """
     return Rule(
         f"an array of one axis, at most {most} long, of the kind {kind!r}",
         lambda value: (
@@ -109,7 +138,11 @@ def array(kind: str, most: int) -> Rule:
 
 
 def plain(most: int, *, most_text: int) -> Rule:
-    """Return the rule of numbers, text and bytes, in lists and dictionaries."""
+    """Return the rule for numbers, text and bytes, in lists and dictionaries.
+
+    >>> plain(4, most_text=100).is_right({"step": 3, "names": ["a", "b"]})
+    True
+    """
 
     def is_right(value: Any) -> bool:
         left, left_text, waiting = most, most_text, [value]
@@ -117,7 +150,7 @@ def plain(most: int, *, most_text: int) -> Rule:
             one = waiting.pop()
             if isinstance(one, list | tuple | dict):
                 left -= len(one)
-                if left >= 0:  # so its items may be looked at
+                if left >= 0:  # few enough items to walk
                     waiting += one
                     waiting += one.values() if isinstance(one, dict) else ()
             elif isinstance(one, str | bytes):
@@ -132,16 +165,23 @@ def plain(most: int, *, most_text: int) -> Rule:
 
 
 def is_number(value: Any) -> bool:
-    """Tell numbers that a float can hold; NaN is one."""
+    """Return whether a value is a number that a float can hold; NaN is one.
+
+    >>> is_number(3), is_number(10**400)
+    (True, False)
+    """
     is_huge = isinstance(value, int) and value.bit_length() > 1023
     return isinstance(value, numbers.Real) and not is_huge
 
 
 def is_array(value: Any) -> bool:
-    """Tell arrays, of NumPy or JAX, that are no larger than a message may be.
+    """Return whether a value is a NumPy or JAX array within the size of a message.
 
     An axis without elements counts as one of one, and an element without bytes as one
-    byte: otherwise axes could be as long as a number can say.
+    byte: otherwise axes could have any length.
+
+    >>> is_array(np.zeros(3)), is_array([0, 0, 0])
+    (True, False)
     """
     jax_array = getattr(sys.modules.get("jax"), "Array", ())
     if not isinstance(value, (np.ndarray, np.generic, jax_array)):
@@ -155,15 +195,15 @@ def is_array(value: Any) -> bool:
 def accepts(
     error: type[Exception] = ArgumentError, whose: str | None = None, /, **rules: Rule
 ) -> Callable[[_Method], _Method]:
-    """Say what a method takes, by the name of each of its parameters.
+    """Declare the rule for each parameter of a method, by its name.
 
-    A parameter's default is always right. What `*args` or `**kwargs` take has one rule,
-    of the tuple or of the dictionary.
+    A parameter's default is always accepted. `*args` and `**kwargs` have one rule each,
+    for the tuple or the dictionary.
 
     Args:
-      error: What the method raises where an argument is not as its rule says.
-      whose: The argument that is the name of the caller, for the error.
-      **rules: Of all parameters but the first.
+      error: Error that the method raises if an argument breaks its rule.
+      whose: Argument that holds the name of the caller, for the error.
+      **rules: Rules for all parameters but the first.
 
     Returns:
       A decorator.
@@ -185,22 +225,22 @@ def accepts(
         if set(names) != set(rules):
             raise ArgumentError(
                 f"`rules` must be of {', '.join(names)}, got {', '.join(rules)} for "
-                f"`{method.__name__}`. Say what each parameter takes."
+                f"`{method.__name__}`. Give each parameter a rule."
             )
         defaults = {name: signature.parameters[name].default for name in names}
-        # Who calls comes first: what names it in an error must be a name.
+        # The caller's name is checked first, as errors contain it.
         ordered = sorted(rules.items(), key=lambda item: item[0] != whose)
 
         @functools.wraps(method)
         def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            # What no parameter takes is refused by Python, unread.
+            # Python refuses arguments without a parameter, unread.
             given = signature.bind(self, *args, **kwargs).arguments
             for name, rule in ordered:
                 value = given.get(name, defaults[name])
                 if value is not defaults[name] and not rule.is_right(value):
-                    of = f" of {given[whose]}" if whose and name != whose else ""
+                    caller = f" of {given[whose]}" if whose and name != whose else ""
                     raise error(
-                        f"`{name}`{of} must be {rule.must_be}, got {shown(value)}. "
+                        f"`{name}`{caller} must be {rule.must_be}, got {shown(value)}. "
                         f"{rule.remedy}"
                     )
             return method(self, *args, **kwargs)
@@ -212,12 +252,20 @@ def accepts(
 
 
 def accepted_by(method: object) -> Mapping[str, Rule] | None:
-    """Return what a method says that it takes; None if it says nothing."""
+    """Return the rules that a method declares; None if it declares none.
+
+    >>> accepted_by(len) is None
+    True
+    """
     return getattr(method, _MARK, None)
 
 
 def shown(value: Any) -> str:
-    """Write what arrived in few words: not all that arrives can be shown."""
+    """Return a short text for a received value, which may be too large to show.
+
+    >>> shown([0] * 100)
+    'list of 100'
+    """
     is_short = isinstance(value, str | bytes) and len(value) <= _SHOWN
     is_short |= isinstance(value, int) and value.bit_length() <= 64
     if value is None or is_short or isinstance(value, float):

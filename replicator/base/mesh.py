@@ -1,7 +1,7 @@
 """Build the mesh of replicas, name its shardings, and put whole values under them.
 
-Nothing else builds meshes, and nothing else knows how a value that each process has
-gets to devices of which each process has some.
+Nothing else builds meshes, or places a value that each process holds whole on devices
+of several processes.
 
 A replicating strategy has one axis, `replica`, of Auto type: `jax.make_mesh` would
 build an Explicit one, over which `shard_map` refuses plain NumPy arguments. A
@@ -30,7 +30,7 @@ def replica_mesh(
     """Arrange devices as replicas, one device each.
 
     Args:
-      num_replicas: How many; the first so many devices are used. `None` takes all.
+      num_replicas: Number of replicas, on the first devices; `None` takes all.
       devices: Devices to choose from; JAX's own list by default, those of one process
         side by side.
 
@@ -39,7 +39,10 @@ def replica_mesh(
 
     Raises:
       ArgumentError: There are not that many devices, or none of this process's is used,
-        or `devices` is no list of them.
+        or `devices` is not a list of devices.
+
+    >>> replica_mesh(2).axis_names
+    ('replica',)
     """
     if devices is None:
         devices = sorted(jax.devices(), key=lambda device: device.process_index)
@@ -67,8 +70,11 @@ def partition_mesh(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
     """Arrange devices under several axes, the last one over devices side by side.
 
     Args:
-      sizes: The size of each axis; the first so many devices are used.
-      devices: At least as many as the product of sizes.
+      sizes: Size of each axis; their product is the number of devices used.
+      devices: Devices to choose from; the first ones are used.
+
+    >>> dict(partition_mesh({"data": 2, "model": 4}, jax.devices()).shape)
+    {'data': 2, 'model': 4}
     """
     found = list(devices)[: math.prod(sizes.values())]
     grid = np.asarray(found, dtype=object).reshape(tuple(sizes.values()))
@@ -76,10 +82,14 @@ def partition_mesh(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
 
 
 def listed_devices(devices: Any) -> list[Device]:
-    """Return the devices of an argument.
+    """Return the devices of an argument as a list.
+
+    >>> listed_devices(3)
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `devices` must be a list of JAX's devices, got ...
 
     Raises:
-      ArgumentError: It is no list of devices, or an empty one, or names one twice.
+      ArgumentError: It is not a list of devices, is empty, or names one twice.
     """
     found = list(devices) if isinstance(devices, Iterable) else []
     if not found or not all(hasattr(each, "process_index") for each in found):
@@ -97,46 +107,65 @@ def listed_devices(devices: Any) -> list[Device]:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a value that is whole on every device."""
+    """Return the sharding of a value that is whole on every device.
+
+    >>> replicated(replica_mesh(2)).spec
+    P()
+    """
     return NamedSharding(mesh, PartitionSpec())
 
 
 def split_over_replicas(mesh: Mesh, *, axis: int = 0) -> NamedSharding:
-    """Return the sharding of a value whose array axis `axis` is cut over replicas."""
+    """Return the sharding of a value whose array axis `axis` is cut over replicas.
+
+    >>> split_over_replicas(replica_mesh(2), axis=1).spec
+    P(None, 'replica')
+    """
     return NamedSharding(mesh, replica_spec(axis))
 
 
 def replica_spec(axis: int = 0) -> PartitionSpec:
-    """Return the spec that cuts array axis `axis` over replicas."""
+    """Return the spec that cuts array axis `axis` over replicas.
+
+    >>> replica_spec()
+    P('replica',)
+    """
     return PartitionSpec(*[None] * axis, REPLICA_AXIS)
 
 
 def spans_processes(mesh: Mesh) -> bool:
-    """Tell whether devices of other processes are in a mesh."""
+    """Return whether a mesh has devices of other processes.
+
+    >>> spans_processes(replica_mesh(2))
+    False
+    """
     return len(mesh.local_devices) < mesh.size
 
 
 def readable(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Gather, in a traced program, what each process is to read of all replicas."""
+    """Gather, in a traced program, values of all replicas for each process to read."""
     if not spans_processes(mesh):
         return tree
     return jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Put values that every process holds whole on the devices of all.
+    """Put values that every process holds whole on the devices of all processes.
 
-    Unlike `jax.device_put` it asks no other process: all of them call it alike.
+    Unlike `jax.device_put` it does not communicate; all processes call it.
 
     Args:
-      tree: NumPy arrays, or arrays of JAX; those that lie right stay.
-      shardings: A list with that of each leaf; or a prefix of the tree.
+      tree: NumPy or JAX arrays; those with the right sharding stay.
+      shardings: A list with the sharding of each leaf; or a prefix of the tree.
 
     Returns:
       Global arrays.
+
+    >>> put({"w": np.ones(4)}, replicated(replica_mesh(2)))["w"].is_fully_replicated
+    True
     """
     leaves, structure = jax.tree.flatten(tree)
-    # Leaf by leaf: nodes that check what they are built of take arrays alone.
+    # Leaf by leaf: nodes that check their children accept arrays only.
     if isinstance(shardings, Sharding):
         shardings = [shardings] * len(leaves)
     elif not isinstance(shardings, list) or len(shardings) != len(leaves):

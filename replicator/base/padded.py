@@ -1,8 +1,8 @@
-"""An array that is kept with zeros behind it, so that devices have equal pieces.
+"""An array kept with zeros behind it, so that devices have equal pieces.
 
-JAX cuts an array over devices only where its dimensions divide. One that does not, and
-whose rule says `uneven="pad"`, is kept between steps rounded up; functions that run
-under a layout see it as it is meant.
+JAX shards an array only if its dimensions divide. Others, whose rule has
+`uneven="pad"`, are kept rounded up between steps; functions that run under a layout
+see the array without padding.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ _OPERATORS = (
 class Padded:
     """An array with padding behind it, as a node of a pytree.
 
-    NumPy, `jax.numpy` and operators take it for the array without padding.
+    NumPy, `jax.numpy` and operators see the array without padding.
 
     Attributes:
-      padded: The array with padding. What is in the padding is never read.
-      shape: Of the array itself.
+      padded: The array with padding, whose values are never read.
+      shape: Shape of the array without padding.
 
     >>> kept = Padded(jnp.ones((8, 2)), (7, 2))
     >>> kept.whole().shape, jnp.sum(kept).item()
@@ -46,46 +46,50 @@ class Padded:
 
     @property
     def dtype(self) -> np.dtype:
-        """Its dtype."""
+        """Dtype of the array."""
         return self.padded.dtype
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has, without padding."""
+        """Number of elements without padding."""
         return int(np.prod(self.shape))
 
     @property
     def sharding(self) -> Any:
-        """Where it lies, with its padding; None for an array of NumPy."""
+        """Sharding of the padded array; None for a NumPy array."""
         return getattr(self.padded, "sharding", None)
 
     def whole(self) -> Any:
-        """Return the array itself, without padding."""
+        """Return the array without padding.
+
+        >>> Padded(jnp.ones(8), (7,)).whole().shape
+        (7,)
+        """
         return self.padded[tuple(map(slice, self.shape))]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return the array itself, for NumPy."""
+        """Return the array without padding, for NumPy."""
         whole = np.asarray(self.padded)[tuple(map(slice, self.shape))]
         return np.array(whole, dtype) if copy else np.asarray(whole, dtype)
 
     def __jax_array__(self) -> jax.Array:
-        """Return the array itself, for `jax.numpy`."""
+        """Return the array without padding, for `jax.numpy`."""
         return jnp.asarray(self.whole())
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse what an array has and this has not."""
+        """Refuse attributes that arrays have and this class lacks."""
         raise AttributeError(
             f"`Padded` has no attribute {name!r}. Take `.whole()` first, or "
             "`strategies.unpadded(state)`."
         )
 
     def __repr__(self) -> str:
-        """Say what it is, and how it is kept."""
+        """Show the padded array, and the shape without padding."""
         return f"Padded({self.padded!r}, shape={self.shape})"
 
 
@@ -98,15 +102,19 @@ for _name in _OPERATORS:
 
 
 def is_padded(node: PyTree) -> bool:
-    """Tell whether `node` is an array that is kept with padding."""
+    """Return whether `node` is a padded array.
+
+    >>> is_padded(jnp.ones(8))
+    False
+    """
     return isinstance(node, Padded)
 
 
 def unpadded(tree: PyTree) -> PyTree:
-    """Return a state with its arrays as they are meant, none of them padded.
+    """Return a state without padding in any array.
 
-    Each is whole on every device afterwards: to export or to look at. To go on with
-    hand over the state as it is.
+    Each array is whole on every device afterwards: use it to export or inspect a state,
+    not to continue from it.
 
     >>> unpadded({"w": Padded(jnp.ones(8), (7,)), "b": 0.0})["w"].shape
     (7,)
@@ -117,6 +125,10 @@ def unpadded(tree: PyTree) -> PyTree:
 
 
 def pad_to(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array of NumPy, or of JAX, with zeros behind it up to `shape`."""
+    """Return a NumPy or JAX array with zeros behind it up to `shape`.
+
+    >>> pad_to(np.ones(2), (3,))
+    array([1., 1., 0.])
+    """
     pad = np.pad if isinstance(array, np.ndarray) else jnp.pad
     return pad(array, [(0, n - m) for n, m in zip(shape, np.shape(array), strict=True)])

@@ -26,19 +26,19 @@ _ON_RESIZE = ("sum", "mean", "first", "refuse")
 )
 @dataclasses.dataclass(frozen=True)
 class PerReplica:
-    """A value of which each replica holds its own.
+    """A value that differs between replicas: each has its own.
 
     As a metric it keeps its dtype. Under accumulation a leaf with a row per example has
     the rows of all microbatches, in order; of any other leaf, floats are averaged over
     microbatches, integers and booleans are those of the last.
 
     Attributes:
-      value: Any pytree. Inside a step: one replica's own value. In `init_fn`: what
-        each replica begins with, the same for all; for values of their own hand a row
-        for each to `rep.put`. Outside: leaves have a leading replica axis.
-      on_resize: What a restore on another number of replicas makes of it: each new
-        replica starts from the `sum` (shared out evenly), the `mean` or the `first`;
-        or the restore is refused.
+      value: Any pytree. Inside a step: one replica's own value. In `init_fn`: the first
+        value, the same for all replicas; to give each its own, pass a row for each to
+        `rep.put`. Outside: leaves have a leading replica axis.
+      on_resize: Treatment by a restore on another number of replicas: each new replica
+        starts from the `sum` (divided evenly), the `mean` or the `first`; or the
+        restore is refused.
 
     State that differs between replicas, a row for each:
 
@@ -56,18 +56,26 @@ class PerReplica:
         if self.on_resize not in _ON_RESIZE:
             raise ArgumentError(
                 f"`on_resize` must be one of {', '.join(_ON_RESIZE)}, got "
-                f"{self.on_resize!r}. Say what a restore on another number of replicas "
-                "should do."
+                f"{self.on_resize!r}. Choose what a restore on another number of "
+                "replicas does."
             )
 
 
 def is_per_replica(node: PyTree) -> bool:
-    """Tell whether `node` is a declared per-replica value."""
+    """Return whether `node` is a declared per-replica value.
+
+    >>> is_per_replica(PerReplica(0))
+    True
+    """
     return isinstance(node, PerReplica)
 
 
 def per_replica_specs(tree: PyTree) -> list[PartitionSpec]:
-    """Return the spec of each leaf: declared ones cut over replicas, others whole."""
+    """Return the spec of each leaf: declared ones cut over replicas, others whole.
+
+    >>> per_replica_specs({"own": PerReplica(0), "w": 0.0})
+    [P('replica',), P()]
+    """
     return [
         replica_spec() if declared else PartitionSpec()
         for _, declared in declared_leaves(tree)
@@ -77,7 +85,10 @@ def per_replica_specs(tree: PyTree) -> list[PartitionSpec]:
 def declared_leaves(tree: PyTree) -> list[tuple[str, bool]]:
     """List (path, whether declared per replica) of the leaves of `tree`.
 
-    The leaves of a declared value bear its path.
+    The leaves of a declared value have its path.
+
+    >>> declared_leaves({"own": PerReplica(0), "w": 0.0})
+    [('own', True), ('w', False)]
     """
     return [
         (path, is_per_replica(node))
@@ -87,17 +98,29 @@ def declared_leaves(tree: PyTree) -> list[tuple[str, bool]]:
 
 
 def take_own(tree: PyTree) -> PyTree:
-    """Drop the replica axis (length 1 inside a step) of every declared leaf."""
+    """Drop the replica axis (length 1 inside a step) of every declared leaf.
+
+    >>> take_own(PerReplica(np.ones((1, 3)))).value.shape
+    (3,)
+    """
     return _map_declared(lambda leaf: leaf[0], tree)
 
 
 def give_own(tree: PyTree) -> PyTree:
-    """Put the replica axis (length 1 inside a step) back on every declared leaf."""
+    """Put the replica axis (length 1 inside a step) back on every declared leaf.
+
+    >>> give_own(PerReplica(jnp.ones(3))).value.shape
+    (1, 3)
+    """
     return _map_declared(lambda leaf: jnp.asarray(leaf)[None], tree)
 
 
 def repeat_own(tree: PyTree, *, num_replicas: int) -> PyTree:
-    """Give every replica the declared value of `tree`, under a leading replica axis."""
+    """Repeat declared values for every replica, under a leading replica axis.
+
+    >>> repeat_own(PerReplica(jnp.ones(3)), num_replicas=8).value.shape
+    (8, 3)
+    """
     return _map_declared(
         lambda leaf: jnp.broadcast_to(leaf, (num_replicas, *jnp.shape(leaf))), tree
     )

@@ -10,20 +10,32 @@ from replicator.base.types import PyTree
 
 
 def leaf_path(path: tuple) -> str:
-    """Write a key path as users know it: `params/dense/kernel`."""
+    """Return a key path as text: `params/dense/kernel`.
+
+    >>> [leaf_path(path) for path, _ in jax.tree.leaves_with_path({"a": [0, 1]})]
+    ['a/0', 'a/1']
+    """
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def named_leaves(
     tree: PyTree, *, is_leaf: Callable[[PyTree], bool] | None = None
 ) -> list[tuple[str, PyTree]]:
-    """List the leaves of `tree` as (path, leaf), in JAX's order."""
+    """List the leaves of `tree` as (path, leaf), in JAX's order.
+
+    >>> named_leaves({"a": [0, 1]})
+    [('a/0', 0), ('a/1', 1)]
+    """
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return [(leaf_path(path), leaf) for path, leaf in flat]
 
 
 def nested(leaves: Iterable[tuple[Sequence[str], PyTree]]) -> dict[str, PyTree]:
-    """Return leaves as nested dicts; each is given with the names of its path."""
+    """Return leaves, each given with the names of its path, as nested dicts.
+
+    >>> nested([(("a", "x"), 0), (("a", "y"), 1)])
+    {'a': {'x': 0, 'y': 1}}
+    """
     tree: dict[str, PyTree] = {}
     for (*folders, name), leaf in leaves:
         node = tree
@@ -34,7 +46,11 @@ def nested(leaves: Iterable[tuple[Sequence[str], PyTree]]) -> dict[str, PyTree]:
 
 
 def describe(leaf: PyTree) -> str:
-    """Write an array as its dtype and shape: `float32[8,28,28]`."""
+    """Return the dtype and shape of an array as text.
+
+    >>> describe(np.zeros((8, 28), np.float32))
+    'float32[8,28]'
+    """
     shape = ",".join(str(size) for size in np.shape(leaf))
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     if dtype == jax.dtypes.float0:  # of the gradient of an integer
@@ -43,10 +59,13 @@ def describe(leaf: PyTree) -> str:
 
 
 def first_without_numbers(tree: PyTree) -> str | None:
-    """Say which leaf of `tree` is nothing that JAX makes an array of.
+    """Describe the first leaf of `tree` that JAX cannot turn into an array.
+
+    >>> first_without_numbers({"name": "resnet", "step": 3})
+    'a `str` at `name`'
 
     Returns:
-      For example "a `str` at `name`", or None when all are.
+      A text, or None if there is none.
     """
     for path, leaf in named_leaves(tree):
         if not _is_numbers(leaf):
@@ -55,14 +74,17 @@ def first_without_numbers(tree: PyTree) -> str | None:
 
 
 def first_difference(expected: PyTree, found: PyTree) -> str | None:
-    """Say the first way in which two trees differ in structure, shape or dtype.
+    """Describe the first difference of two trees in structure, shape or dtype.
+
+    >>> first_difference({"count": 0, "w": 0.0}, {"w": 0.0})
+    '`count` is missing'
 
     Args:
-      expected: The tree that was promised; arrays or `jax.ShapeDtypeStruct`s.
-      found: The tree that came.
+      expected: Expected tree; arrays or `jax.ShapeDtypeStruct`s.
+      found: Tree to compare.
 
     Returns:
-      For example "`opt/count` is missing", or None when they agree.
+      A text, or None if they agree.
     """
     want, have = dict(named_leaves(expected)), dict(named_leaves(found))
     for path in want:
@@ -77,7 +99,7 @@ def first_difference(expected: PyTree, found: PyTree) -> str | None:
 
 
 def _other_container(expected: PyTree, found: PyTree, path: tuple = ()) -> str | None:
-    """Say where two trees of the same leaves differ in a container's type or words."""
+    """Describe where two trees with the same leaves differ in a container's type."""
     (want, one), (have, other) = (
         jax.tree_util.tree_flatten_with_path(
             tree, is_leaf=lambda node, tree=tree: node is not tree
@@ -97,7 +119,7 @@ def _other_container(expected: PyTree, found: PyTree, path: tuple = ()) -> str |
 def _is_numbers(leaf: PyTree) -> bool:
     if isinstance(leaf, jax.Array | int | float):
         return True
-    if isinstance(leaf, str | bytes):  # JAX may take a word for the name of a dtype
+    if isinstance(leaf, str | bytes):  # JAX may read a string as the name of a dtype
         return False
     try:
         jnp.asarray(leaf)

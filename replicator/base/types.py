@@ -1,4 +1,4 @@
-"""What users hand us and what modules hand each other: the shared type names."""
+"""Shared names of types of users' data and functions."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ Key: TypeAlias = Any
 """A scalar JAX random key."""
 
 StepFn: TypeAlias = Callable[..., tuple[PyTree, PyTree]]
-"""`step_fn(state, batch[, key]) -> (state, metrics)`: what one replica does."""
+"""`step_fn(state, batch[, key]) -> (state, metrics)`: the step of one replica."""
 
 Device: TypeAlias = Any
 """A `jax.Device`, which type checkers take for a variable."""

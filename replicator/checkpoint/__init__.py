@@ -1,7 +1,7 @@
-"""Save the state of a whole run, so that it is there whole or not at all.
+"""Save the state of a whole run, so that a checkpoint is whole or absent.
 
 A checkpoint is a directory named by its step: `state/`, which orbax writes and plain
-orbax reads, and `manifest.json`, which says what must be in it. It appears by a rename.
+orbax reads, and `manifest.json`, which lists its content. It appears by a rename.
 """
 
 from replicator.checkpoint.background import SaveCounts

@@ -1,7 +1,7 @@
-"""Write one draft at a time on a thread; count what fails, and say when it is hopeless.
+"""Write one draft at a time on a thread; count failures, and give up after several.
 
-A disk that is full for an hour must not end a run of a week: a failed save is a warning
-and a number, until so many in a row have failed that nobody would want to go on.
+A disk that is full for an hour must not end a run of a week: a failed save is logged
+and counted, until several in a row have failed.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ _LONG_S = 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SaveCounts:
-    """What became of the saves that were asked for since the store was opened.
+    """Numbers of saves since the store was opened.
 
     Attributes:
-      saved: Committed.
-      failed: Refused by the disk.
-      skipped: Not begun, as the one before was still being written.
-      failed_in_a_row: Failed since the last one that was committed.
-      last_step: What was committed last.
-      last_save_s: How long that took, in the background.
+      saved: Number of saves that were committed.
+      failed: Number of saves that failed.
+      skipped: Number of saves not begun, as the one before was still being written.
+      failed_in_a_row: Number of failures since the last commit.
+      last_step: Step that was committed last.
+      last_save_s: Seconds that it took, in the background.
     """
 
     saved: int = 0
@@ -42,12 +42,12 @@ class SaveCounts:
 
 
 class BackgroundSaver:
-    """Hands drafts to `write` on a thread of its own.
+    """Passes drafts to `write` on a thread of its own.
 
     Args:
       write: Commits a draft, or raises.
-      clock: Where times come from.
-      timeout_s: The longest that `wait` waits.
+      clock: Clock of all times.
+      timeout_s: Longest wait of `wait`, in seconds.
     """
 
     def __init__(
@@ -60,50 +60,51 @@ class BackgroundSaver:
         self._write = write
         self._clock = clock
         self._timeout_s = timeout_s
-        # No daemon: Python joins it at exit, so a save that has begun ends.
+        # Not a daemon: Python joins it at exit, so a save that has begun ends. If the
+        # process dies in it, the next owner of the directory tidies up (`commit.tidy`).
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-checkpoint")
         self._in_flight: Future[None] | None = None
         self._began_s = 0.0
-        # Of `_counts`: the thread counts what it saved, its caller what it skipped.
-        # Held for no other lock, and never while anything is written or waited for.
+        # Guards `_counts`, which the thread and its caller both change. Under it no
+        # other lock is taken, and nothing is written or waited for.
         self._guard = threading.Lock()
         self._counts = SaveCounts()
-        # Each is written by the thread alone, whole.
+        # Written by the thread alone, as whole references; its caller reads them.
         self._failure: Exception | None = None
         self._fenced: CheckpointInUseError | None = None
 
     @property
     def counts(self) -> SaveCounts:
-        """What became of the saves so far; replaced whole, so it is read as it is."""
+        """Numbers of saves so far; one reference, so reading needs no lock."""
         return self._counts
 
     def is_busy(self) -> bool:
-        """Tell whether a save runs."""
+        """Return whether a save runs."""
         return self._in_flight is not None and not self._in_flight.done()
 
     def skip(self, step: int) -> None:
-        """Count that a step is not saved, as another is being saved.
+        """Count a step that is not saved because another is being saved.
 
-        It is a warning where much could be lost; steps of a millisecond, asked to be
-        saved every hundredth, overtake any save, and lose a fraction of a second.
+        Logged as a warning if much could be lost; saving every hundredth step of a
+        millisecond overtakes any save, and loses only a fraction of a second.
         """
         self._count("skipped")
         runs_s = self._clock.now_s() - self._began_s
         _log.log(
             logging.WARNING if runs_s >= _LONG_S else logging.DEBUG,
             "Step %d is not saved: the save before it has run for %.3g s. Save less "
-            "often, or to a faster place.",
+            "often, or to a faster disk.",
             step,
             runs_s,
         )
 
     def start(self, draft: Draft) -> None:
-        """Begin to write."""
+        """Begin to write a draft."""
         self._began_s = self._clock.now_s()
         self._in_flight = self._thread.submit(self._save, draft)
 
     def wait(self) -> None:
-        """Return when no save runs, however it ended.
+        """Wait until no save runs, whether it succeeded or not.
 
         Raises:
           TimeoutError: It took longer than `timeout_s`.
@@ -113,7 +114,7 @@ class BackgroundSaver:
         if not wait([self._in_flight], timeout=self._timeout_s).done:
             raise TimeoutError(
                 f"A save must end within {self._timeout_s:g} s, got no answer from the "
-                "disk. Save to a faster place, or raise `timeout_s`."
+                "disk. Save to a faster one, or raise `timeout_s`."
             )
         self._in_flight.result()
 
@@ -127,7 +128,7 @@ class BackgroundSaver:
         self._thread.shutdown()
 
     def raise_if_failed(self, *, in_a_row: int) -> None:
-        """Return if not so many saves, and the last, have failed.
+        """Raise if the last `in_a_row` saves have all failed.
 
         Raises:
           CheckpointError: They have.
@@ -152,9 +153,9 @@ class BackgroundSaver:
             self._fenced = failure
             _log.error("%s", failure)
         except Exception as failure:
-            # Raised by whoever asks for the outcome; until then training goes on.
+            # Raised by `raise_if_failed`; until then training goes on.
             self._failure = failure
-            # After the failure itself: who sees the count reads that next.
+            # Counted after it is stored: `raise_if_failed` reads the count first.
             self._count("failed")
             _log.warning(
                 "Step %d could not be saved, training goes on: %r", draft.step, failure

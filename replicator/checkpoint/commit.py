@@ -1,9 +1,9 @@
 """Write a checkpoint beside the others, make it durable, and only then give it a name.
 
-The order is the promise: content of files, names in directories, the new name, the name
-in its parent. A crash leaves a directory that starts with a dot, which is no checkpoint
-and which the next owner removes, or which was one and gets its name back; after
-`commit` returned, power may fail.
+The order of writes is: content of files, names in directories, the new name, the name
+in its parent. A crash leaves a directory that starts with a dot: either one that is not
+a checkpoint and that the next owner removes, or a former checkpoint that gets its name
+back. After `commit` returned, power may fail.
 """
 
 import contextlib
@@ -34,12 +34,21 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is."""
+    """Return the path of the checkpoint of a step.
+
+    >>> checkpoint_path(Path("runs"), 7).name
+    '000000000007'
+    """
     return directory / f"{step:0{_DIGITS}d}"
 
 
 def list_steps(directory: Path) -> list[int]:
-    """List the steps that have a directory, whatever is in it, in order."""
+    """List the steps that have a directory, damaged or not, in order.
+
+    >>> checkpoint_path(Path("."), 7).mkdir()
+    >>> list_steps(Path("."))
+    [7]
+    """
     names = (path.name for path in directory.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if _NAME.fullmatch(name))
 
@@ -53,28 +62,28 @@ def commit(
     require_current: Callable[[], None],
     pieces: tuple[Piece, ...] = (),
 ) -> Manifest:
-    """Write a checkpoint; return when it is there, whole and durable.
+    """Write a checkpoint; return when it is whole and durable.
 
     Args:
-      draft: What to save.
-      directory: Of all checkpoints.
-      generation: Of the owner of the directory.
+      draft: Draft to save.
+      directory: Directory of all checkpoints.
+      generation: Generation of the owner of the directory.
       disk: The file system.
-      require_current: Raises if there is a newer owner; asked first and last of all.
-      pieces: What other processes have written for it; removed in the end.
+      require_current: Raises if there is a newer owner; called first and last.
+      pieces: Pieces that other processes have written for it; removed at the end.
 
     Returns:
       The manifest of the checkpoint.
 
     Raises:
-      OSError: The file system refused; nothing is left of the attempt.
+      OSError: The file system failed; nothing is left of the attempt.
       CheckpointInUseError: From `require_current`.
     """
-    of_others = {each.path.parent for each in pieces}
+    others = {each.path.parent for each in pieces}
     require_current()
-    # Of a save that failed: threads of orbax may have gone on writing.
-    tidy(directory, disk=disk, but=of_others)
-    # A name of its own: a writer that was replaced removes nothing of the other's.
+    # A failed save may have left files: threads of orbax may have gone on writing.
+    tidy(directory, disk=disk, but=others)
+    # A random name: a writer that was replaced removes nothing of the new one's.
     writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
     disk.make_directory(writing)
     try:
@@ -82,35 +91,35 @@ def commit(
             draft, writing, generation=generation, disk=disk, pieces=pieces
         )
         require_current()
-        # An owner that comes between these two is not seen: only `flock` keeps it out.
+        # A new owner between these two is not noticed: only `flock` prevents that.
         _give_name(writing, checkpoint_path(directory, draft.step), disk=disk)
     except BaseException:
         with contextlib.suppress(OSError):
             disk.remove_tree(writing)
         raise
     finally:
-        for folder in of_others:
+        for folder in others:
             _remove(folder, disk=disk)
     return manifest
 
 
 def delete(directory: Path, step: int, *, disk: Disk) -> None:
-    """Delete a checkpoint: first its name, so that no half of it is ever one."""
+    """Delete a checkpoint; it is renamed first, so that a part is never read as one."""
     aside = _move_aside(checkpoint_path(directory, step), _DELETING, disk=disk)
     if aside is not None:
         _remove(aside, disk=disk)
 
 
 def set_damaged_aside(directory: Path, step: int, *, disk: Disk) -> Path | None:
-    """Take a damaged checkpoint out of the count, and keep it to be looked at."""
+    """Rename a damaged checkpoint, so that it is not used, and keep it to inspect."""
     return _move_aside(checkpoint_path(directory, step), _DAMAGED, disk=disk)
 
 
 def tidy(directory: Path, *, disk: Disk, but: Collection[Path] = ()) -> list[str]:
-    """Remove what owners left who died while writing or deleting; return what it was.
+    """Remove leftovers of owners that died while writing or deleting; return names.
 
-    A checkpoint that was moved aside for one that never came gets its name back. What
-    cannot be removed is logged, and left for the next time.
+    A checkpoint that was moved aside for a new one that was never finished gets its
+    name back. A leftover that cannot be removed is logged, and tried again next time.
     """
     done: list[str] = []
     for path in sorted({*directory.iterdir()}.difference(but)):
@@ -158,16 +167,16 @@ def _write(
 
 
 def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:
-    # A run that went back to an earlier step comes by the same step once more.
+    # A run that went back to an earlier step may save the same step again.
     replaced = _move_aside(checkpoint, _REPLACED, disk=disk)
     try:
-        # Dying here, after one was moved aside: by its name it is put back.
+        # If the process dies here, `tidy` gives the one moved aside its name back.
         disk.rename(writing, checkpoint)
     except OSError:
         if replaced is not None:
             disk.rename(replaced, checkpoint)
         raise
-    # Readers see it from here on; a loss of power may still undo the rename.
+    # Readers see it from here on; a power failure may still undo the rename.
     disk.sync_directory(checkpoint.parent)
     if replaced is not None:
         _remove(replaced, disk=disk)
@@ -184,15 +193,15 @@ def _move_aside(checkpoint: Path, prefix: str, *, disk: Disk) -> Path | None:
 
 
 def _remove(path: Path, *, disk: Disk) -> bool:
-    """Remove a folder or a file that is no checkpoint; tell whether it is gone."""
+    """Remove a folder or a file that is not a checkpoint; return whether it is gone."""
     try:
-        if path.name.startswith(_REPLACED):  # by this name it would come back, in parts
+        if path.name.startswith(_REPLACED):  # or `tidy` would restore the rest of it
             path = _move_aside(path, _DELETING, disk=disk) or path
         if path.is_dir():
             disk.remove_tree(path)
         else:
             path.unlink(missing_ok=True)
-    except OSError as failure:  # another user's; on NFS, one that somebody has open
+    except OSError as failure:  # another user's; on NFS, an open file
         _log.warning(
             "%s is left over and cannot be removed: %s. The next save tries it again.",
             *(path, failure),

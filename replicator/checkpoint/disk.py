@@ -1,7 +1,7 @@
-"""The operations on a file system that a commit is made of, one at a time.
+"""The file system operations of a commit, one method each.
 
-Each is announced before it happens. That is the seam at which a test records their
-order, makes one fail, or kills the process between two of them.
+Each is announced before it happens. There a test records their order, makes one fail,
+or kills the process between two of them.
 """
 
 import os
@@ -19,50 +19,54 @@ class Disk:
     """The file system.
 
     Args:
-      announce: Learns of each operation before it happens.
+      announce: Called before each operation.
+
+    >>> disk = Disk(lambda operation, path: print(operation, path))
+    >>> disk.make_directory(Path("a"))
+    make_directory a
     """
 
     def __init__(self, announce: Announce | None = None):
-        self.announce: Announce = announce or _say_nothing
+        self.announce: Announce = announce or _ignore
 
     def make_directory(self, path: Path) -> None:
-        """Make one directory, which must not exist."""
+        """Make one directory, which must not exist yet."""
         self.announce("make_directory", path)
         path.mkdir()
 
     def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> None:
-        """Write a new file, at once or in parts; return when it is on the disk."""
+        """Write a new file, at once or in parts, and wait until it is on the disk."""
         self.announce("write_file", path)
         with path.open("xb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
         self.sync_file(path)
 
     def sync_file(self, path: Path) -> None:
-        """Return when the content of a file is on the disk."""
+        """Wait until the content of a file is on the disk."""
         self.announce("sync_file", path)
         sync(path)
 
     def sync_directory(self, path: Path) -> None:
-        """Return when the names in a directory are on the disk."""
+        """Wait until the names in a directory are on the disk."""
         self.announce("sync_directory", path)
         sync(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename, which happens whole or not at all."""
+        """Rename a file or directory, atomically."""
         self.announce("rename", target)
         source.rename(target)
 
     def replace_file(self, path: Path, data: bytes) -> None:
-        """Give a file new content, whole or not at all, and durable."""
+        """Replace the content of a file, atomically and durably."""
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
         draft.unlink(missing_ok=True)
         self.write_file(draft, data)
-        # Dying before this leaves the old content, and a `.draft` that nobody reads.
+        # Dying before this leaves the old content, and a `.draft` that is never read.
         self.rename(draft, path)
         self.sync_directory(path.parent)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with all that is in it; one that is gone is fine."""
+        """Remove a directory and its content; a missing one is fine."""
         for file in list(walk_files(path)):
             self.announce("remove_file", file)
             file.unlink(missing_ok=True)
@@ -72,7 +76,12 @@ class Disk:
 
 
 def walk_files(root: Path) -> Iterator[Path]:
-    """List everything below `root` that is no directory, in the order of names."""
+    """List everything below `root` that is not a directory, in the order of names.
+
+    >>> Path("b").touch()
+    >>> list(walk_files(Path(".")))
+    [PosixPath('b')]
+    """
     for folder, folders, files in os.walk(root):
         folders.sort()
         links = [name for name in folders if Path(folder, name).is_symlink()]
@@ -80,10 +89,15 @@ def walk_files(root: Path) -> Iterator[Path]:
 
 
 def walk_directories(root: Path) -> Iterator[Path]:
-    """List `root` and all directories below it, inner ones first."""
+    """List `root` and all directories below it, inner ones first.
+
+    >>> Path("a").mkdir()
+    >>> list(walk_directories(Path(".")))
+    [PosixPath('a'), PosixPath('.')]
+    """
     for folder, _, _ in os.walk(root, topdown=False):
         yield Path(folder)
 
 
-def _say_nothing(operation: str, path: Path) -> None:
+def _ignore(operation: str, path: Path) -> None:
     del operation, path

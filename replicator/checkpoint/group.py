@@ -1,11 +1,10 @@
-"""Let processes save and restore as one, by exchange: the first writes for all.
+"""Save and restore in several processes together: the first one writes for all.
 
-What is equal everywhere is written by process 0, the chief. Of a leaf that is cut over
-processes each holds some pieces: the others write theirs beside the checkpoint, and the
-chief puts them together, so that what is saved looks the same whatever number of
-processes there was, and however the leaf was cut. All processes therefore see the
-directory. What the chief meets is raised in all of them: they go on together, or end
-together.
+Leaves that are equal everywhere are written by process 0, the chief. If a leaf is
+sharded over processes, the others write their pieces beside the checkpoint, and the
+chief joins them, so that a checkpoint is the same for any number of processes and any
+sharding. So all processes must see the directory. An error of the chief is raised in
+all of them: they go on together, or end together.
 """
 
 import dataclasses
@@ -39,12 +38,12 @@ class Piece:
     """A piece of one leaf that another process has written.
 
     Attributes:
-      leaf: Which leaf of the draft.
-      start: Where it begins on each axis of the leaf.
-      shape: How far it goes from there.
-      path: The file that it is in.
-      offset: Bytes before it there.
-      crc32: Of its own.
+      leaf: Index of the leaf in the draft.
+      start: Start of the piece on each axis of the leaf.
+      shape: Shape of the piece.
+      path: File that holds it.
+      offset: Bytes before it in the file.
+      crc32: Checksum of the piece.
     """
 
     leaf: int
@@ -59,8 +58,8 @@ class Group:
     """The processes that save to one directory; all open their stores in one order.
 
     Args:
-      together: Whether there are others; by default if the program has several.
-      timeout_s: Longest wait for one.
+      together: Whether there are other processes; by default, if the program has any.
+      timeout_s: Longest wait for one of them, in seconds.
     """
 
     def __init__(self, *, together: bool | None, timeout_s: float) -> None:
@@ -69,62 +68,74 @@ class Group:
         self._timeout_s = timeout_s
         self._name = f"checkpoint-{next(_numbers)}" if self.together else ""
 
-    def tell(self, what: str, word: Any) -> list[Any]:
-        """Return what each process said; this one's word where it is alone."""
+    def share(self, what: str, value: Any) -> list[Any]:
+        """Return the values of all processes; a process that is alone gets its own.
+
+        >>> Group(together=False, timeout_s=1.0).share("busy", True)
+        [True]
+        """
         if not self.together:
-            return [word]
-        return exchange(f"{self._name}/{what}", word, timeout_s=self._timeout_s)
+            return [value]
+        return exchange(f"{self._name}/{what}", value, timeout_s=self._timeout_s)
 
     def lead(self, what: str, action: Callable[[], Json]) -> Any:
-        """Let the chief act; return in all processes what it returned.
+        """Call `action` in the chief; return its result in all processes.
+
+        >>> Group(together=False, timeout_s=1.0).lead("count", lambda: 3)
+        3
 
         Raises:
-          CheckpointError: The chief failed; in the chief itself, whatever it raised.
+          CheckpointError: The chief failed; in the chief itself, its own error.
         """
         return self.gather(what, action if self.is_chief else _nothing)[0]
 
     def gather(self, what: str, action: Callable[[], Json]) -> list[Any]:
-        """Let each process act; return in all of them what each returned.
+        """Call `action` in each process; return all results in all processes.
+
+        >>> Group(together=False, timeout_s=1.0).gather("count", lambda: 3)
+        [3]
 
         Raises:
-          CheckpointError: One failed; in that process itself, whatever it raised.
+          CheckpointError: One failed; in that process itself, its own error.
         """
         failure, value = None, None
         try:
             value = action()
-        except Exception as error:  # told to the others, then raised
+        except Exception as error:  # sent to the others, then raised
             failure = error
-        said = self.tell(what, {"value": value, "failure": _told(failure)})
+        replies = self.share(what, {"value": value, "failure": _as_json(failure)})
         if failure is not None:
             raise failure
-        for word in said:
-            if word["failure"] is not None:
-                raise _heard(*word["failure"])
-        return [word["value"] for word in said]
+        for reply in replies:
+            if reply["failure"] is not None:
+                raise _from_json(*reply["failure"])
+        return [reply["value"] for reply in replies]
 
     def require_all(self, what: str, failure: Exception | None) -> None:
-        """Return if no process failed.
+        """Raise in all processes if one of them failed.
+
+        >>> Group(together=False, timeout_s=1.0).require_all("restored", None)
 
         Raises:
-          CheckpointError: One did; in that process itself, `failure`.
+          CheckpointError: One failed; in that process itself, `failure`.
         """
-        said = self.tell(what, _told(failure))
+        replies = self.share(what, _as_json(failure))
         if failure is not None:
             raise failure
-        for process, word in enumerate(said):
-            if word is not None:
-                kind, text = word
-                raise _heard(kind, f"Process {process}: {text}")
+        for process, reply in enumerate(replies):
+            if reply is not None:
+                kind, text = reply
+                raise _from_json(kind, f"Process {process}: {text}")
 
 
 def share_pieces(
     draft: Draft, directory: Path, *, group: Group, disk: Disk
 ) -> tuple[Piece, ...]:
-    """Let all others write their pieces of a draft; return those, to the chief.
+    """Let all others write their pieces of a draft; return these in the chief.
 
     Args:
-      draft: Of each process.
-      directory: Of all checkpoints.
+      draft: Draft of this process.
+      directory: Directory of all checkpoints.
       group: The processes.
       disk: The file system.
 
@@ -135,13 +146,13 @@ def share_pieces(
         return ()
 
     def begin() -> str:
-        # By its name a leftover, if the chief dies: the next owner removes it.
+        # A name that the next owner removes as a leftover, if the chief dies.
         name = f".writing-pieces-{draft.step}-{os.urandom(4).hex()}"
         disk.make_directory(directory / name)
         return name
 
-    # On the saver's thread of each process. Each word is a barrier: the folder is there
-    # before pieces are written, all of them before the chief reads one.
+    # On the saver's thread of each process. Each exchange is a barrier: the folder is
+    # there before pieces are written, all pieces before the chief reads one.
     folder = directory / group.lead("pieces", begin)
 
     def write() -> list[tuple]:
@@ -154,7 +165,7 @@ def share_pieces(
                 "Save to a file system that they share."
             ) from failure
 
-    said = group.gather("pieces-written", write)
+    written = group.gather("pieces-written", write)
     if not group.is_chief:
         return ()
     return tuple(
@@ -166,7 +177,7 @@ def share_pieces(
             offset=offset,
             crc32=crc32,
         )
-        for process, pieces in enumerate(said)
+        for process, pieces in enumerate(written)
         for leaf, start, shape, offset, crc32 in pieces
     )
 
@@ -175,7 +186,7 @@ def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
     """Put the pieces that other processes have written into the arrays of a draft.
 
     Raises:
-      CheckpointError: They are not what was written.
+      CheckpointError: The content of a piece has changed.
     """
     for each in pieces:
         array = arrays[each.leaf]
@@ -186,7 +197,7 @@ def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
         if zlib.crc32(data) != each.crc32:
             raise CheckpointError(
                 f"`{each.path}` must be what another process wrote, got something "
-                "else. Save to a file system that shows all processes the same."
+                "else. Save to a file system that shows all processes the same files."
             )
         place = tuple(
             slice(at, at + size)
@@ -196,7 +207,7 @@ def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
 
 
 def _write_pieces(draft: Draft, folder: Path, disk: Disk) -> list[tuple]:
-    """Write all pieces here into one file, and return what is known of each."""
+    """Write all pieces here into one file, and return the place of each in it."""
     written: list[tuple] = []
 
     def parts() -> Iterator[bytes]:  # one at a time in memory
@@ -213,13 +224,13 @@ def _write_pieces(draft: Draft, folder: Path, disk: Disk) -> list[tuple]:
 
 
 def _nothing() -> None:
-    """Act for the chief, where that is another process."""
+    """Stand in for the action of the chief in another process."""
 
 
-def _told(failure: Exception | None) -> list[str] | None:
+def _as_json(failure: Exception | None) -> list[str] | None:
     return None if failure is None else [type(failure).__name__, str(failure)]
 
 
-def _heard(kind: str, text: str) -> ReplicatorError:
+def _from_json(kind: str, text: str) -> ReplicatorError:
     classes = {known.__name__: known for known in _KNOWN}
     return classes.get(kind, CheckpointError)(text)

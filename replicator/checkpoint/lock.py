@@ -1,11 +1,11 @@
-"""Let one run at a time write to a directory, and shut out one that lost its place.
+"""Let one run at a time write to a directory, and shut out one that was replaced.
 
-Two guards, as a lock alone cannot be trusted on every shared file system, nor where
-somebody deletes the directory and makes it again:
-- `flock` on a file: the operating system gives it back when its owner dies;
-- the token of the owner in a file beside it: who finds another one than its own, right
-  before a commit, or another lock file, has been replaced and commits no more (a
-  fencing token: Kleppmann, "How to do distributed locking", 2016).
+Two guards, as a lock alone is not reliable on every shared file system, nor if the
+directory is deleted and made again:
+- `flock` on a file: the operating system releases it when its owner dies;
+- the token of the owner in a file beside it: an owner that finds another token, right
+  before a commit, or another lock file, was replaced and commits no more (a fencing
+  token: Kleppmann, "How to do distributed locking", 2016).
 """
 
 import contextlib
@@ -32,14 +32,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """Who writes to a directory.
+    """Writer of a directory.
 
     Attributes:
       generation: Higher than that of all owners before.
-      pid: Its process.
-      host: The machine of the process.
-      started_at: When it became the owner, for people.
-      token: Random: in a directory that was made anew, generations begin anew.
+      pid: Id of its process.
+      host: Name of its machine.
+      started_at: Time when it became the owner, for people.
+      token: Random text: in a directory made anew, generations begin anew.
     """
 
     generation: int
@@ -55,10 +55,15 @@ class Owner:
 class WriterLock:
     """The right to write to a directory, once `acquire` has returned.
 
+    >>> lock = WriterLock(Path("."), Disk())
+    >>> lock.acquire(above=0)
+    1
+    >>> lock.release()
+
     Args:
-      directory: Must exist.
+      directory: Directory, which must exist.
       disk: The file system.
-      name: Of the files that say so, in the directory.
+      name: Stem of the lock's files in the directory.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, name: str = _NAME):
@@ -73,17 +78,17 @@ class WriterLock:
         """Become the owner, at once or not at all.
 
         Args:
-          above: The highest generation that has committed.
+          above: Highest generation that has committed.
 
         Returns:
           The generation of this owner.
 
         Raises:
-          CheckpointInUseError: Another run is; its process and host are told.
+          CheckpointInUseError: Another run is the owner; it is named with its host.
         """
         handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            # We never delete the file: a lock without a name keeps nobody out.
+            # The file is never deleted: a lock without a name shuts out no one.
             self._lock(handle)
             last = self._read_owner()
             owner = Owner(
@@ -106,12 +111,12 @@ class WriterLock:
         return owner.generation
 
     def require_current(self) -> None:
-        """Return if the directory is the one that was locked, and has no other owner.
+        """Raise if the directory was made anew, or has another owner.
 
         Raises:
-          CheckpointInUseError: It is not, or has.
+          CheckpointInUseError: It was made anew, or has another owner.
         """
-        owner = self._read_owner() or self._owner  # unread: the lock file still tells
+        owner = self._read_owner() or self._owner  # unreadable: the lock file decides
         if owner == self._owner and self._is_in_place():
             return
         after = "a directory that was made anew" if owner == self._owner else owner
@@ -128,13 +133,13 @@ class WriterLock:
 
     def drop_after_fork(self) -> None:
         """Hold nothing in a forked child; the parent still does."""
-        # `flock` is of the open file, which a fork shares: closing this copy takes
-        # nothing from the parent; kept, it would hold the lock when the parent is dead.
+        # `flock` belongs to the open file, which a fork shares: closing this copy does
+        # not unlock; kept, it would hold the lock after the parent's death.
         self.release()
 
     def _is_in_place(self) -> bool:
-        """Tell whether the lock that is held is the one that others would ask for."""
-        assert self._handle is not None, "asked by the owner alone"
+        """Return whether the lock file is still the one that others would open."""
+        assert self._handle is not None, "called by the owner alone"
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.stat(self._lock_path), os.fstat(self._handle))
         return False

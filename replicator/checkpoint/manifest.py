@@ -1,7 +1,7 @@
-"""Say in one JSON file what a checkpoint is, and what must be in it.
+"""The manifest: one JSON file that describes a checkpoint and lists its content.
 
-The file carries its own checksum, and is valid only as the very bytes that writing it
-again would make: no flipped bit can pass, not even in white space.
+The file holds its own checksum, and is valid only if writing it again gives the same
+bytes: no flipped bit can pass, not even in white space.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LeafRecord:
-    """What one leaf of the saved state is.
+    """Path, dtype and shape of one leaf of the saved state.
 
     Attributes:
-      parts: Its path: the names of keys, attributes and indices from the root on.
-      dtype: As JAX writes it; `key<fry>` for random keys.
-      shape: As saved; with a leading replica axis if `on_resize` is there.
-      key_impl: The random number generator, if it is a typed key.
-      on_resize: The word of a declared `PerReplica` leaf.
+      parts: Path as names of keys, attributes and indices from the root on.
+      dtype: Dtype as JAX writes it; `key<fry>` for random keys.
+      shape: Saved shape; with a leading replica axis if `on_resize` is there.
+      key_impl: Random number generator, if it is a typed key.
+      on_resize: Choice of a declared `PerReplica` leaf.
     """
 
     parts: tuple[str, ...]
@@ -40,7 +40,7 @@ class LeafRecord:
 
     @property
     def path(self) -> str:
-        """The path as users know it: `user/params/w`."""
+        """Path as text: `user/params/w`."""
         return "/".join(self.parts)
 
     def __str__(self) -> str:
@@ -49,16 +49,16 @@ class LeafRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """All about a checkpoint but its numbers.
+    """Description of a checkpoint, without its arrays.
 
     Attributes:
-      step: Updates done.
-      generation: Which owner of the directory wrote it.
-      meta: The caller's own, plain JSON.
-      metrics: By name; retention may rank by one of them.
-      num_devices: Over how many devices the state was spread.
-      leaves: What was saved, in the order of the saved tree.
-      files: What orbax made of it.
+      step: Updates made.
+      generation: Generation of the owner that wrote it.
+      meta: Values of the caller, as plain JSON.
+      metrics: Metrics by name; retention may rank by one of them.
+      num_devices: Number of devices that held the state.
+      leaves: Leaves in the order of the saved tree.
+      files: Files that orbax wrote.
     """
 
     step: int
@@ -71,7 +71,13 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Write a manifest with its checksum."""
+    """Return a manifest with its checksum as JSON.
+
+    >>> empty = {"meta": {}, "metrics": {}, "leaves": ()}
+    >>> manifest = Manifest(step=7, generation=1, num_devices=8, **empty)
+    >>> decode(encode(manifest)) == manifest
+    True
+    """
     body = {"format": _FORMAT, **_fields(manifest)}
     body["leaves"] = [_fields(leaf) for leaf in manifest.leaves]
     body["files"] = [_fields(file) for file in manifest.files]
@@ -83,10 +89,14 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes) -> Manifest:
     """Read a manifest.
 
+    >>> decode(b"{}")
+    Traceback (most recent call last):
+    KeyError: 'manifest'
+
     Raises:
-      CheckpointMismatchError: They are whole, and of a newer format.
-      ValueError: These are not the bytes that `encode` wrote; also `KeyError`,
-        `TypeError` or `AttributeError`, by what is wrong with them.
+      CheckpointMismatchError: The manifest is whole, and of a newer format.
+      ValueError: These are not the bytes that `encode` wrote; depending on the damage
+        also `KeyError`, `TypeError` or `AttributeError`.
     """
     signed = json.loads(data.decode())
     body = signed["manifest"]
@@ -100,7 +110,7 @@ def decode(data: bytes) -> Manifest:
         raise ValueError("it has a format that this version does not know")
     body["leaves"] = tuple(_leaf(**leaf) for leaf in body["leaves"])
     body["files"] = tuple(FileRecord(**file) for file in body["files"])
-    # Strict JSON writes NaN and infinity as words, which `float` reads.
+    # Strict JSON writes NaN and infinity as strings, which `float` reads.
     body["metrics"] = {name: float(value) for name, value in body["metrics"].items()}
     manifest = Manifest(**body)
     if encode(manifest) != data:
@@ -112,7 +122,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-      CheckpointError: There is none, or it was damaged.
+      CheckpointError: There is none, or it is damaged.
       CheckpointMismatchError: It is of a newer format.
     """
     path = checkpoint / MANIFEST_NAME
@@ -131,7 +141,7 @@ def verify(checkpoint: Path, manifest: Manifest) -> None:
     """Compare all files of a checkpoint with its manifest.
 
     Raises:
-      CheckpointError: A file was damaged; its name is told.
+      CheckpointError: A file is damaged; the error names it.
     """
     damage = first_damage(manifest.files, checkpoint / STATE_NAME, root=checkpoint)
     if damage is not None:
@@ -146,7 +156,7 @@ def _crc32(text: str) -> int:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    # `dataclasses.asdict` copies what is only read: half of the time of a scan.
+    # `dataclasses.asdict` would copy all values, half of the time of a scan.
     return {
         each.name: getattr(record, each.name) for each in dataclasses.fields(record)
     }

@@ -1,11 +1,11 @@
-"""Write arrays as files, and read them back: the one module that meets orbax.
+"""Write arrays as files, and read them back: the one module that uses orbax.
 
-Any orbax reads what is written here (`PyTreeCheckpointer().restore(path)`); what orbax
-cannot hold is written as something that it can, and the manifest knows better:
+Any orbax reads these files (`PyTreeCheckpointer().restore(path)`). Arrays that orbax
+cannot hold are written in another form, and the manifest has the real one:
 - an empty array is left out: orbax refuses it;
 - a `uint2` or `uint4`, which tensorstore does not know, becomes bytes.
-Orbax looks for its own files by a pattern, of which the path is a part, and tensorstore
-takes a backslash for a slash: where the path would be misread they get another.
+Orbax finds its own files by a glob pattern that contains the path, and tensorstore
+reads a backslash as a slash: paths that would be misread are replaced by a link.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from replicator.checkpoint.manifest import LeafRecord
 from replicator.errors import CheckpointError
 
 _AS_BYTES = ("uint2", "uint4")
-_MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]")  # the last are of no text at all
+_MISREAD = re.compile(r"[*?\[\\\ud800-\udfff]")  # the last are not valid text
 
 
 def write_arrays(
@@ -36,12 +36,12 @@ def write_arrays(
     Only this process takes part, also if there are others.
 
     Args:
-      path: Does not exist yet.
-      leaves: What the arrays are.
-      arrays: In the same order; of random keys their data.
+      path: Directory, which does not exist yet.
+      leaves: Records of the arrays.
+      arrays: Arrays in the same order; for random keys their data.
 
     Raises:
-      OSError: They could not be written, or not all of them can be found again.
+      OSError: An array could not be written, or is missing in the index.
     """
     tree = nested(
         (leaf.parts, array.view(np.uint8) if leaf.dtype in _AS_BYTES else array)
@@ -62,13 +62,13 @@ def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
 
     Args:
       path: The directory.
-      leaves: What was written.
+      leaves: Records of the arrays.
 
     Returns:
-      The arrays in the order of `leaves`; of random keys their data.
+      The arrays in the order of `leaves`; for random keys their data.
 
     Raises:
-      CheckpointError: Orbax does not find what was written.
+      CheckpointError: Orbax cannot read them.
     """
     orbax = require_orbax()
     with _quiet(), _checkpointer(orbax) as checkpointer, _alias(path) as alias:
@@ -83,7 +83,7 @@ def read_arrays(path: Path, leaves: Sequence[LeafRecord]) -> list[np.ndarray]:
 
 
 def require_orbax() -> Any:
-    """Return the module `orbax.checkpoint`; a run that saves nothing never loads it."""
+    """Return the module `orbax.checkpoint`; runs without checkpoints never load it."""
     import orbax.checkpoint
 
     return orbax.checkpoint
@@ -91,7 +91,7 @@ def require_orbax() -> Any:
 
 @contextlib.contextmanager
 def _alias(path: Path) -> Iterator[Path]:
-    """Lend a path that is read as it is: `path`, or one by a link to its folder."""
+    """Yield a path that orbax reads correctly: `path`, or a link to it."""
     if not _MISREAD.search(str(path)):
         yield path
         return
@@ -104,7 +104,7 @@ def _alias(path: Path) -> Iterator[Path]:
 
 
 def _require_listed(path: Path, leaves: Sequence[LeafRecord]) -> None:
-    """Read the index once: by it alone what was written is found again."""
+    """Check that the index lists all leaves: arrays are found by it alone."""
     import tensorstore
 
     base = {"driver": "file", "path": f"{path}/"}
@@ -116,25 +116,25 @@ def _require_listed(path: Path, leaves: Sequence[LeafRecord]) -> None:
 
 
 def _problem(failure: ValueError) -> str:
-    """Return what tensorstore met, without all that it was asked for."""
+    """Return the error of tensorstore without the request in it."""
     return str(failure).partition(" [tensorstore_spec=")[0]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep 25 lines a save, and 60 a failure, off the terminal of the program."""
+    """Suppress orbax's 25 log lines per save, and 60 per failure."""
     log = logging.getLogger("absl")
-    log.addFilter(_is_no_chatter)
+    log.addFilter(_is_needed)
     try:
         yield
     finally:
-        log.removeFilter(_is_no_chatter)
+        log.removeFilter(_is_needed)
 
 
-def _is_no_chatter(record: logging.LogRecord) -> bool:
+def _is_needed(record: logging.LogRecord) -> bool:
     if "orbax" not in record.pathname:
         return True
-    # What was raised in a thread of orbax is raised here, too: it is told once.
+    # An error in a thread of orbax is raised here, too: it is reported once.
     return record.levelno >= logging.WARNING and not record.exc_info
 
 
@@ -145,7 +145,7 @@ def _checkpointer(orbax: Any) -> Any:
         active_processes={here},
         barrier_sync_key_prefix=f"replicator_{here}",
     )
-    # Trained weights do not compress: without trying, a save takes 0.6 of the time.
+    # Trained weights do not compress; without compression a save takes 0.6 of the time.
     handler = orbax.PyTreeCheckpointHandler(
         use_compression=False, multiprocessing_options=alone
     )

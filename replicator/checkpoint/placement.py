@@ -1,4 +1,4 @@
-"""Put what was saved where a state of this run has it, or say why it does not fit."""
+"""Place saved arrays as in a state of this run, or report why they do not fit."""
 
 import dataclasses
 import fnmatch
@@ -22,11 +22,11 @@ _NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class RestoredState:
     """A restored state.
 
     Attributes:
-      arrays: In the structure that was asked for.
+      arrays: The state, in the requested structure.
       lost: Guarantees that no longer hold, a sentence each.
     """
 
@@ -35,7 +35,12 @@ class Placed:
 
 
 def nest(leaves: Sequence[LeafRecord], arrays: Sequence[np.ndarray]) -> PyTree:
-    """Return what was saved as nested dicts, keyed by the parts of paths."""
+    """Return saved arrays as nested dicts, keyed by the parts of paths.
+
+    >>> leaf = LeafRecord(parts=("params", "w"), dtype="float32", shape=(1,))
+    >>> nest([leaf], [np.zeros(1, np.float32)])
+    {'params': {'w': array([0.], dtype=float32)}}
+    """
     return nested(
         (leaf.parts, _with_key_type(leaf, array))
         for leaf, array in zip(leaves, arrays, strict=True)
@@ -49,25 +54,25 @@ def place_like(
     *,
     only: str | None = None,
     shardings: PyTree = None,
-) -> Placed:
-    """Put what was saved where the leaves of `like` are.
+) -> RestoredState:
+    """Put saved arrays on the devices of the leaves of `like`.
 
     Args:
       like: A state of this run: arrays, or `jax.ShapeDtypeStruct`s with shardings. A
-        leaf that has no sharding is restored as a NumPy array.
-      manifest: What was saved.
+        leaf without sharding is restored as a NumPy array.
+      manifest: Manifest of the checkpoint.
       arrays: Its arrays, in the order of its leaves.
-      only: Restore only leaves whose path matches this (`*` matches also slashes); the
-        others stay as they are in `like`.
-      shardings: Instead of those of `like`; a list with that of each leaf, or a prefix
-        of its tree.
+      only: Pattern of paths to restore (`*` also matches slashes); other leaves stay as
+        they are in `like`.
+      shardings: Shardings instead of those of `like`; a list with that of each leaf, or
+        a prefix of its tree.
 
     Returns:
-      The state, and what it no longer promises.
+      The state, and the guarantees that no longer hold.
 
     Raises:
-      CheckpointMismatchError: Another state was saved; its first leaves that differ
-        are named.
+      CheckpointMismatchError: Another state was saved; the error names the first
+        leaves that differ.
     """
     leaves, values = describe_leaves(like)
     wanted = [only is None or fnmatch.fnmatchcase(leaf.path, only) for leaf in leaves]
@@ -100,9 +105,9 @@ def place_like(
             0,
             f"Step {manifest.step} was saved on {manifest.num_devices} devices, and is "
             f"restored on {now}: its values are exact, but later steps may differ in "
-            "bits from those of a run that stayed where it was.",
+            "bits from those of a run on the same number.",
         )
-    return Placed(arrays=tree, lost=tuple(lost))
+    return RestoredState(arrays=tree, lost=tuple(lost))
 
 
 def _require_same(
@@ -122,7 +127,7 @@ def _require_same(
     if only is None:
         known = {leaf.parts for leaf in asked}
         differences += [
-            f"`{leaf.path}` was saved and is not asked for"
+            f"`{leaf.path}` was saved and is not in the state"
             for leaf in manifest.leaves
             if leaf.parts not in known and not _is_former(leaf)
         ]
@@ -139,7 +144,7 @@ def _require_same(
 
 
 def _is_former(leaf: LeafRecord) -> bool:
-    """Tell whether a leaf is one that only former versions save.
+    """Return whether a leaf is one that only former versions save.
 
     The state of a wrapped optimizer once held the norm of its last gradient.
     """
@@ -168,9 +173,9 @@ def _differ_in_replicas(saved: LeafRecord, leaf: LeafRecord) -> bool:
 
 
 def _resize(saved: LeafRecord, leaf: LeafRecord, array: np.ndarray) -> np.ndarray:
-    # The word of this run counts: to declare another is the remedy for `refuse`.
-    word = leaf.on_resize or "refuse"
-    return resize(array, saved, num_replicas=leaf.shape[0], on_resize=word)
+    # This run's choice counts: declaring another is the remedy for `refuse`.
+    choice = leaf.on_resize or "refuse"
+    return resize(array, saved, num_replicas=leaf.shape[0], on_resize=choice)
 
 
 def _as_it_is(leaf: LeafRecord, value: Any) -> Any:

@@ -20,7 +20,7 @@ from replicator.checkpoint.manifest import (
     verify,
 )
 from replicator.checkpoint.orbax_files import read_arrays
-from replicator.checkpoint.placement import Placed, nest, place_like
+from replicator.checkpoint.placement import RestoredState, nest, place_like
 from replicator.checkpoint.snapshot import OWN
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
@@ -28,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What is in a directory of checkpoints.
+class ScannedDirectory:
+    """Checkpoints in a directory.
 
     Attributes:
-      manifests: In the order in which they were saved.
-      damaged: Steps whose manifest cannot be read, and why.
+      manifests: Manifests in the order in which they were saved.
+      damaged: Errors of unreadable manifests, by step.
     """
 
     manifests: tuple[Manifest, ...]
@@ -42,16 +42,16 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """A checkpoint, read.
+    """A restored checkpoint.
 
     Attributes:
-      step: Updates done.
+      step: Updates made.
       arrays: The state; nested dicts of NumPy arrays if no `like` was given.
-      meta: What was saved with it.
-      own: What each of the processes that saved it had added of its own.
-      metrics: Likewise.
+      meta: JSON saved with it.
+      own: JSON saved by each process for itself.
+      metrics: Metrics saved with it, by name.
       lost: Guarantees that no longer hold, a sentence each.
-      damaged: Steps that were found damaged on the way.
+      damaged: Newer steps that are damaged.
     """
 
     step: int
@@ -65,12 +65,12 @@ class Restored:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What to make of a checkpoint.
+    """Options of restoring a checkpoint.
 
     Attributes:
       like: A state of this run, or None.
-      only: Restore only leaves whose path matches, or None for all.
-      shardings: Instead of those of `like`, or None.
+      only: Pattern of paths to restore, or None for all.
+      shardings: Shardings instead of those of `like`, or None.
     """
 
     like: PyTree = None
@@ -79,12 +79,19 @@ class Wanted:
 
 
 def is_checkpoint_directory(directory: Path) -> bool:
-    """Tell whether a store was ever opened here."""
+    """Return whether a store was ever opened here.
+
+    >>> is_checkpoint_directory(Path("."))
+    False
+    """
     return (directory / LOCK_NAME).exists() or bool(list_steps(directory))
 
 
 def is_taken(directory: Path) -> bool:
-    """Tell whether checkpoints were saved here.
+    """Return whether checkpoints were saved here.
+
+    >>> is_taken(Path("."))
+    False
 
     Raises:
       CheckpointError: The directory holds other things.
@@ -102,18 +109,18 @@ def is_taken(directory: Path) -> bool:
 
 def _require_checkpoint_directory(directory: Path) -> None:
     if not directory.is_dir() or not is_checkpoint_directory(directory):
-        what = "has no checkpoint" if directory.is_dir() else "is no directory"
+        what = "has no checkpoint" if directory.is_dir() else "is not a directory"
         raise CheckpointError(
             f"`directory` must be one that checkpoints were saved to, got {directory}, "
             f"which {what}. Check the path."
         )
 
 
-def scan(directory: Path) -> Found:
-    """List what is in a directory of checkpoints.
+def scan(directory: Path) -> ScannedDirectory:
+    """List the checkpoints of a directory.
 
     Raises:
-      CheckpointError: It is none.
+      CheckpointError: It is not a directory of checkpoints.
       CheckpointMismatchError: A newer version wrote to it.
     """
     _require_checkpoint_directory(directory)
@@ -123,9 +130,9 @@ def scan(directory: Path) -> Found:
             manifests.append(read_manifest(checkpoint_path(directory, step)))
         except CheckpointError as failure:
             damaged[step] = failure
-    # A run that started anew writes low steps after high ones: generations tell.
+    # A run that started anew writes low steps after high ones: order by generation.
     manifests.sort(key=lambda manifest: (manifest.generation, manifest.step))
-    return Found(manifests=tuple(manifests), damaged=damaged)
+    return ScannedDirectory(manifests=tuple(manifests), damaged=damaged)
 
 
 def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | None:
@@ -135,7 +142,7 @@ def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | 
       The checkpoint; None if there is none at all.
 
     Raises:
-      CheckpointError: It is no directory of checkpoints, or all are damaged.
+      CheckpointError: It is not a directory of checkpoints, or all are damaged.
       CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
     """
 
@@ -163,10 +170,10 @@ def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | 
         assert restored is not None
         return dataclasses.replace(restored, damaged=tuple(sorted(damaged)))
     if damaged:
-        told = "\n".join(damaged[step] for step in sorted(damaged))
+        reasons = "\n".join(damaged[step] for step in sorted(damaged))
         raise CheckpointError(
             f"`{directory}` must hold a checkpoint that is whole, got {len(damaged)}, "
-            f"all damaged. Start anew in another directory.\n{told}"
+            f"all damaged. Start anew in another directory.\n{reasons}"
         )
     return None
 
@@ -178,7 +185,7 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
       CheckpointError: It is damaged or absent.
       CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
     """
-    # Of the others no manifest is read: a newer version may have written them.
+    # No other manifest is read: a newer version may have written it.
     _require_checkpoint_directory(directory)
     steps = list_steps(directory)
     if step not in steps:
@@ -192,7 +199,7 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
     verify(checkpoint, manifest)
     arrays = read_arrays(checkpoint / STATE_NAME, manifest.leaves)
     if wanted.like is None:
-        placed = Placed(arrays=nest(manifest.leaves, arrays), lost=())
+        placed = RestoredState(arrays=nest(manifest.leaves, arrays), lost=())
     else:
         placed = place_like(
             wanted.like,

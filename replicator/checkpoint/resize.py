@@ -1,4 +1,4 @@
-"""Hand the values of n replicas to m others, as the leaf's word says.
+"""Convert the values of n replicas to those of m replicas, by a leaf's `on_resize`.
 
 The arithmetic runs in float64 on the host, and rounds once.
 """
@@ -12,25 +12,30 @@ from replicator.errors import CheckpointMismatchError
 def resize(
     array: np.ndarray, leaf: LeafRecord, *, num_replicas: int, on_resize: str
 ) -> np.ndarray:
-    """Make of the values of all old replicas those of `num_replicas` new ones.
+    """Return the values of `num_replicas` new replicas, from those of the old ones.
 
-    - `sum`: the new values add up to what the old ones did. Each is an equal share;
-      of floats the last takes what rounding left over, of integers the first take one
-      more.
-    - `mean`: each is the mean of the old; of integers rounded to the nearest.
-    - `first`: each is that of the first.
+    - `sum`: the new values have the sum of the old ones. Each is an equal share; for
+      floats the last one also gets the rounding error, for integers the first ones get
+      one more.
+    - `mean`: each is the mean of the old values; integers are rounded to the nearest.
+    - `first`: each is the value of the first old replica.
+
+    >>> leaf = LeafRecord(parts=("seen",), dtype="int32", shape=(2,))
+    >>> resize(np.array([4, 5]), leaf, num_replicas=4, on_resize="sum")
+    array([3, 2, 2, 2])
 
     Args:
-      array: As saved: [old replicas, ...]; of random keys their data.
-      leaf: What it is.
-      num_replicas: How many replicas there are now.
-      on_resize: The word; `refuse` is refused.
+      array: Saved values [old replicas, ...]; for random keys their data.
+      leaf: Record of the leaf.
+      num_replicas: Number of new replicas.
+      on_resize: `"sum"`, `"mean"`, `"first"` or `"refuse"`.
 
     Returns:
-      Of the same dtype: [num_replicas, ...].
+      Values of the same dtype: [num_replicas, ...].
 
     Raises:
-      CheckpointMismatchError: The word refuses, or has no meaning for this leaf.
+      CheckpointMismatchError: The choice is `"refuse"`, or has no meaning for this
+        leaf.
     """
     if on_resize == "first":
         return np.repeat(array[:1], num_replicas, axis=0)
@@ -64,13 +69,13 @@ def _share(array: np.ndarray, num_replicas: int) -> np.ndarray:
     total = _wide(array).sum(axis=0)
     shares = np.repeat((total / num_replicas)[None], num_replicas, axis=0)
     shares = shares.astype(array.dtype)
-    with np.errstate(invalid="ignore"):  # infinity minus infinity: it was lost before
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN
         shares[-1] = (total - _wide(shares[:-1]).sum(axis=0)).astype(array.dtype)
     return shares
 
 
 def _share_whole(array: np.ndarray, num_replicas: int) -> np.ndarray:
-    # Python's integers: no sum of int64 overflows.
+    # Python's integers do not overflow.
     total = array.astype(object).sum(axis=0)
     share, left = total // num_replicas, total % num_replicas
     shares = [share + (left > replica) for replica in range(num_replicas)]

@@ -1,6 +1,6 @@
 """Decide which checkpoints stay, and which of them is the best.
 
-Pure: what is on the disk is a tuple of `Saved`, oldest first; an event is one more.
+Pure: the state is a tuple of `Saved`, oldest first; an event is one more.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ class Saved:
     """A committed checkpoint, as retention sees it.
 
     Attributes:
-      step: Updates done.
-      metric: What it is ranked by; None if it was not measured.
+      step: Updates made.
+      metric: Value that it is ranked by; None if it was not measured.
     """
 
     step: int
@@ -26,16 +26,16 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Retention:
-    """Which checkpoints stay; the newest always does.
+    """Rule for checkpoints to keep; the newest always stays.
 
     Attributes:
-      keep_last: So many of the newest.
-      keep_best: So many of the best by `metric`; of equal ones the older.
+      keep_last: Number of newest checkpoints to keep.
+      keep_best: Number of best ones to keep by `metric`; of equal ones the older.
       metric: Name of the metric that ranks. One that is NaN or absent is never best.
-        In a run the names are those of its records: `loss` as of the step that is
-        saved; `eval/accuracy` if an evaluation was made after that step.
-      goal: Whether a small or a large metric is good.
-      keep_every: Also each step that is a multiple of this.
+        In a run the names are those of its records: `loss` of the saved step;
+        `eval/accuracy` if an evaluation was made after that step.
+      goal: `"min"` if a small metric is good, `"max"` if a large one is.
+      keep_every: Steps that are a multiple of this are kept, too.
 
     Raises:
       ArgumentError: A number is out of range, or `keep_best` lacks `metric`.
@@ -68,35 +68,39 @@ class Retention:
         if self.keep_best < 0:
             raise ArgumentError(
                 f"`keep_best` must be at least 0, got {self.keep_best}. "
-                "Leave it out to keep none for being good."
+                "Leave it out to keep none by metric."
             )
         if self.keep_best and self.metric is None:
             raise ArgumentError(
-                f"`metric` must be named for `keep_best`, got None for "
-                f"{self.keep_best}. Name one of the metrics that are saved."
+                f"`metric` must be given with `keep_best`, got None for "
+                f"{self.keep_best}. Pass the name of a metric that is saved."
             )
         if self.goal not in ("min", "max"):
             raise ArgumentError(
                 f"`goal` must be 'min' or 'max', got {self.goal!r}. "
-                "Say which metric is good."
+                "Choose which metric is good."
             )
         if self.keep_every is not None and self.keep_every < 1:
             raise ArgumentError(
                 f"`keep_every` must be at least 1, got {self.keep_every}. "
-                "Leave it out to keep none for its number."
+                "Leave it out to keep none by number."
             )
 
     def decide(
         self, kept: tuple[Saved, ...], saved: Saved
     ) -> tuple[tuple[Saved, ...], tuple[int, ...]]:
-        """Say what to do now that one more checkpoint is there.
+        """Decide which checkpoints to delete after one more was saved.
+
+        >>> old = (Saved(step=1), Saved(step=2))
+        >>> Retention(keep_last=2).decide(old, Saved(step=3))[1]
+        (1,)
 
         Args:
-          kept: What was there, oldest first.
-          saved: The new one; it takes the place of one of the same step.
+          kept: Checkpoints before, oldest first.
+          saved: The new one; it replaces one of the same step.
 
         Returns:
-          What is there from now on, oldest first, and the steps to delete.
+          The checkpoints to keep, oldest first, and the steps to delete.
         """
         there = (*(old for old in kept if old.step != saved.step), saved)
         stays = {old.step for old in there[-self.keep_last :]}
@@ -106,7 +110,12 @@ class Retention:
         return now, tuple(old.step for old in there if old.step not in stays)
 
     def best(self, kept: Iterable[Saved]) -> int | None:
-        """Return the step with the best metric; None if none was measured."""
+        """Return the step with the best metric; None if none was measured.
+
+        >>> kept = [Saved(step=1, metric=0.5), Saved(step=2, metric=0.7)]
+        >>> Retention(metric="accuracy", goal="max").best(kept)
+        2
+        """
         ranked = self._ranked(kept)
         return ranked[0].step if ranked else None
 

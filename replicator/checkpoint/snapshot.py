@@ -1,8 +1,8 @@
-"""Take the state out of the way of the next step, which it is donated to.
+"""Copy the state before it is donated to the next step.
 
-What is copied is dispatched, on the device, behind the step that makes it: the loop
-waits for neither. Of a replicated value one copy is made, on one device. The thread
-that writes then fetches the copies to the host.
+The copy is dispatched on the device behind the step that makes the state: the loop
+waits for neither. A replicated value is copied once, on one device. The thread that
+writes then fetches the copies to the host.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from replicator.checkpoint.manifest import LeafRecord
 from replicator.errors import ArgumentError, check_whole
 
 OWN = "own_by_process"
-"""Where in a manifest's `meta` is what each process has added."""
+"""Key in a manifest's `meta` of the values that each process adds for itself."""
 
 _NO_NUMBERS = "OSUMm"  # kinds of NumPy dtypes: objects, strings, times
 
@@ -33,14 +33,14 @@ class Snapshot:
     """The state of a whole run after one step.
 
     Attributes:
-      step: Updates done.
+      step: Updates made.
       arrays: Any pytree of JAX or NumPy arrays, random keys and declared `PerReplica`
         values.
-      meta: What else goes on where it stopped; plain JSON, names are strings. Of
-        several processes that of the first counts.
-      own: What only this process knows; plain JSON, small.
+      meta: Other values to restore; plain JSON, names are strings. Of several processes
+        the first one's is saved.
+      own: Values of this process alone; plain JSON, small.
       late: Returns more `meta`; called by the thread that writes, in the first process.
-      metrics: By name; retention ranks by one of them.
+      metrics: Metrics by name; retention ranks by one of them.
     """
 
     step: int
@@ -56,17 +56,17 @@ class Draft:
     """A snapshot that no later step can change.
 
     Attributes:
-      step: Updates done.
+      step: Updates made.
       meta: Plain JSON.
-      late: Waits for more of it.
-      metrics: By name.
-      num_devices: Over how many devices the state is spread.
-      leaves: What each leaf is.
+      late: Waits for more `meta` and returns it.
+      metrics: Metrics by name.
+      num_devices: Number of devices that hold the state.
+      leaves: Record of each leaf.
       fetches: For each leaf, waits for its copy and returns it on the host: whole, or
-        with pieces that other processes hold left open. In another process than the
-        first there may be nothing to fetch.
-      spread: By number, each leaf of which other processes hold pieces: the pieces
-        here, as (where it begins on each axis, copy).
+        without the pieces that other processes hold. In other processes than the first
+        there may be nothing to fetch.
+      spread: By index, each leaf of which other processes hold pieces: the pieces
+        here, as (start on each axis, copy).
     """
 
     step: int
@@ -83,11 +83,15 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
     """Dispatch a copy of a snapshot, and return at once.
 
     Args:
-      snapshot: What to copy.
-      whole: Whether to copy all that is here, or only pieces that are nowhere else.
+      snapshot: Snapshot to copy.
+      whole: Whether to copy all values, or only pieces that no other process has.
 
     Raises:
-      ArgumentError: It cannot be saved; the rule it breaks is told.
+      ArgumentError: It cannot be saved.
+
+    >>> draft = start_copy(Snapshot(step=7, arrays={"w": jnp.ones(2)}))
+    >>> draft.fetches[0]()
+    array([1., 1.], dtype=float32)
     """
     check_whole("step", snapshot.step)
     if not 0 <= snapshot.step < 10**12:
@@ -102,7 +106,7 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
         for number, (leaf, value) in enumerate(zip(leaves, values, strict=True))
     ]
     arrays = [[array for _, array in own] for own in pieces]
-    # One dispatch for all. A copy onto the same device is compiled by nobody.
+    # One dispatch for all. A copy to the same device needs no compilation.
     where = jax.tree.map(lambda array: array.sharding, arrays)
     copies = jax.device_put(arrays, where, may_alias=False)
     late = snapshot.late
@@ -130,10 +134,13 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
 
 
 def describe_leaves(tree: PyTree) -> tuple[tuple[LeafRecord, ...], list[Any]]:
-    """Say what each leaf of a tree is, and list the leaves; `Padded` is one of them.
+    """Return the record of each leaf of a tree, and the leaves; `Padded` is a leaf.
+
+    >>> str(describe_leaves({"w": np.ones(2, np.float32)})[0][0])
+    'float32[2]'
 
     Raises:
-      ArgumentError: There is no leaf, one is no array, or two have one path.
+      ArgumentError: There is no leaf, one is not an array, or two have one path.
     """
     leaves: list[LeafRecord] = []
     values: list[Any] = []
@@ -151,7 +158,11 @@ def describe_leaves(tree: PyTree) -> tuple[tuple[LeafRecord, ...], list[Any]]:
 
 
 def count_devices(leaves: list[Any]) -> int:
-    """Return over how many devices a state is spread; 1 for one on the host."""
+    """Return the number of devices that hold a state; 1 for one on the host.
+
+    >>> count_devices([np.ones(2)])
+    1
+    """
     shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
     return max((sharding.num_devices for sharding in shardings if sharding), default=1)
 
@@ -163,7 +174,7 @@ def _record(path: tuple, value: Any, on_resize: str | None) -> LeafRecord:
     if not is_key and dtype.kind in _NO_NUMBERS:
         raise ArgumentError(
             f"`arrays` must hold arrays only, got {type(value).__name__} "
-            f"(`{leaf_path(path)}`). Put what is no array into `meta`."
+            f"(`{leaf_path(path)}`). Put other values into `meta`."
         )
     return LeafRecord(
         parts=tuple(leaf_path((entry,)) for entry in path) or ("state",),
@@ -181,7 +192,7 @@ def _require_own_paths(leaves: list[LeafRecord]) -> None:
         )
     paths: dict[str, LeafRecord] = {}
     for leaf in leaves:
-        # Orbax joins names by a dot, we by a slash: neither may make two names one.
+        # Orbax joins names by a dot, `path` by a slash: both must be unique.
         name = leaf.path.replace(".", "/")
         if name in paths:
             raise ArgumentError(
@@ -192,7 +203,7 @@ def _require_own_paths(leaves: list[LeafRecord]) -> None:
 
 
 def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
-    """List what a leaf is put together from, as (where it goes, array on a device)."""
+    """List the pieces of a leaf, as (index in the leaf, array on a device)."""
     if is_padded(value):
         pieces = _pieces(leaf, value.padded)
         return list(filter(None, (_cut(*piece, value.shape) for piece in pieces)))
@@ -208,7 +219,7 @@ def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
 def _cut(
     index: Any, piece: jax.Array, shape: tuple[int, ...]
 ) -> tuple[Any, jax.Array] | None:
-    """Return a piece without padding; None if it is nothing else."""
+    """Return a piece without padding; None if it is padding only."""
     starts = [0 if index is ... else index[d].start or 0 for d in range(len(shape))]
     own = tuple(
         slice(0, min(size, n - start))
@@ -222,7 +233,7 @@ def _cut(
 
 
 def _is_spread(value: Any) -> bool:
-    """Tell whether other processes hold pieces of a leaf that are not here."""
+    """Return whether other processes hold pieces of a leaf that are not here."""
     value = value.padded if is_padded(value) else value
     if not isinstance(value, jax.Array):
         return False
@@ -250,10 +261,13 @@ def _put_together(
 
 
 def plain_json(meta: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a copy of what JSON can hold.
+    """Return a copy of `meta` as plain JSON values.
+
+    >>> plain_json({"place": (1, 2)}, "meta")
+    {'place': [1, 2]}
 
     Raises:
-      ArgumentError: It is not; `name` is told.
+      ArgumentError: JSON cannot hold it; the error contains `name`.
     """
     try:
         plain = json.loads(json.dumps(dict(meta), allow_nan=False))

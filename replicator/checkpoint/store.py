@@ -1,8 +1,8 @@
 """A directory of checkpoints: one run saves to it, any number of readers restore.
 
-It joins modules and decides nothing: `snapshot` copies, `background` waits for
-`commit`, `retention` says what stays, `lock` shuts others out, `reading` restores,
-`group` lets the processes of one program act as one.
+It joins modules and decides nothing: `snapshot` copies, `background` runs `commit` on a
+thread, `retention` chooses what stays, `lock` shuts others out, `reading` restores,
+`group` joins the processes of one program.
 """
 
 import dataclasses
@@ -44,12 +44,12 @@ _log = logging.getLogger(__name__)
 class CheckpointStore:
     """The checkpoints in a directory.
 
-    Reading needs nothing. To write, `open` it, or enter it (`with store:`): that takes
+    Reading needs no lock. To write, `open` it, or enter it (`with store:`): that takes
     the writer's lock. Several processes of one program all do so, and all call the same
     methods in the same order; the first one writes (`group`).
 
-    An own loop saves at any call, also between the microbatches of an optimizer from
-    `wrap_optimizer(accumulate=k)`, and goes on from there bit for bit:
+    A loop of your own may save after any call, also between the microbatches of an
+    optimizer from `wrap_optimizer(accumulate=k)`, and resumes there bit for bit:
 
         with CheckpointStore(directory) as store:
             saved = store.restore(state)
@@ -64,14 +64,14 @@ class CheckpointStore:
                 store.save_nowait(Snapshot(step=done, arrays=state, meta=meta))
 
     Args:
-      directory: Made by `open` if absent.
-      retention: Which checkpoints stay.
-      clock: Where times come from.
+      directory: Directory of the checkpoints; made by `open` if absent.
+      retention: Rule for checkpoints to keep.
+      clock: Clock of all times.
       disk: The file system.
-      failures_allowed: So many saves in a row may fail before training stops.
-      timeout_s: The longest that a call waits for a save, or for another process.
-      together: Whether all processes of the program save and restore as one; by default
-        if there are several. If not, each needs a directory of its own.
+      failures_allowed: Number of saves in a row that may fail before training stops.
+      timeout_s: Longest wait of a call for a save, or for another process, in seconds.
+      together: Whether all processes of the program save and restore together; by
+        default, if there are several. If not, each needs a directory of its own.
 
     Raises:
       ArgumentError: A number is out of range.
@@ -106,7 +106,7 @@ class CheckpointStore:
         self._saver: BackgroundSaver | None = None
 
     def open(self) -> Self:
-        """Become the one writer of the directory, and tidy up after the last.
+        """Become the only writer of the directory, and remove leftovers of the last.
 
         Raises:
           CheckpointError: It cannot be written to, or holds something else; or orbax
@@ -127,15 +127,15 @@ class CheckpointStore:
     def save_nowait(self, snapshot: Snapshot) -> bool:
         """Begin to save; return as soon as the state may be donated.
 
-        One save runs at a time. While one does, another is not begun: it would hold up
-        training, or hold one more copy of the state. That is counted and logged. The
+        One save runs at a time. While one does, another is not begun: it would delay
+        training, or need one more copy of the state. That is counted and logged. The
         processes of one program agree on it.
 
         Args:
-          snapshot: What to save.
+          snapshot: Snapshot to save.
 
         Returns:
-          Whether a save was begun. What becomes of it is logged and counted.
+          Whether a save was begun. Its result is logged and counted.
 
         Raises:
           ArgumentError: The snapshot cannot be saved, or the store is not open.
@@ -144,17 +144,17 @@ class CheckpointStore:
         """
         saver = self._require_open()
         own = plain_json(snapshot.own, "own")
-        said = self._group.tell("save", {"busy": saver.is_busy(), "own": own})
-        if said[0]["busy"]:
+        replies = self._group.share("save", {"busy": saver.is_busy(), "own": own})
+        if replies[0]["busy"]:
             saver.skip(snapshot.step)
             return False
-        saver.wait()  # at most for the chief's word that the last one is there
+        saver.wait()  # at most until the chief reports the end of the last save
         saver.raise_if_failed(in_a_row=self._failures_allowed)
-        saver.start(self._draft(snapshot, [word["own"] for word in said]))
+        saver.start(self._draft(snapshot, [reply["own"] for reply in replies]))
         return True
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save, and return when the checkpoint is durable: for the last of a run.
+        """Save, and wait until the checkpoint is durable: for the last step of a run.
 
         Raises:
           ArgumentError: The snapshot cannot be saved, or the store is not open.
@@ -165,12 +165,12 @@ class CheckpointStore:
         saver = self._require_open()
         saver.wait()
         own = plain_json(snapshot.own, "own")
-        saver.start(self._draft(snapshot, self._group.tell("save-now", own)))
+        saver.start(self._draft(snapshot, self._group.share("save-now", own)))
         saver.wait()
         saver.raise_if_failed(in_a_row=1)
 
     def wait(self) -> None:
-        """Return when no save runs, however it ended.
+        """Wait until no save runs, whether it succeeded or not.
 
         Raises:
           TimeoutError: It took longer than `timeout_s`.
@@ -182,7 +182,7 @@ class CheckpointStore:
         """Wait for the save that runs, and let another run write.
 
         Raises:
-          TimeoutError: It took longer than `timeout_s`; the directory stays ours.
+          TimeoutError: It took longer than `timeout_s`; the lock is kept.
         """
         if self._saver is not None:
             self._saver.close()
@@ -197,14 +197,14 @@ class CheckpointStore:
 
     @property
     def counts(self) -> SaveCounts:
-        """What became of the saves since the store was opened."""
+        """Numbers of saves since the store was opened."""
         return self._saver.counts if self._saver is not None else SaveCounts()
 
     def steps(self) -> tuple[int, ...]:
-        """List the steps that are there, in the order in which they were saved.
+        """List the saved steps, in the order in which they were saved.
 
         Raises:
-          CheckpointError: The directory is no directory of checkpoints.
+          CheckpointError: It is not a directory of checkpoints.
         """
         return tuple(manifest.step for manifest in scan(self._directory).manifests)
 
@@ -224,25 +224,25 @@ class CheckpointStore:
     ) -> Restored | None:
         """Read the newest checkpoint that is not damaged, or that of a step.
 
-        A damaged one is named in the log, and the one before it is read. A store that
-        is open moves it aside (`.damaged-...`), so that it counts no more. The newest
-        `like` a state is one and the same in all processes, which all ask for it.
+        A damaged one is logged, and the one before it is read. An open store renames it
+        (`.damaged-...`), so that it is not used again. With `like`, all processes call
+        this and get the same checkpoint.
 
         Args:
-          like: A state of this run: arrays or `jax.ShapeDtypeStruct`s. Leaves are put
-            where its leaves are. None gives nested dicts of NumPy arrays.
-          step: Restore this one, and no other.
-          only: Restore only leaves of `like` whose path matches, and take the others
-            from `like`: `"user/params/*"`, where `*` matches slashes, too.
-          shardings: Instead of those of `like`; a list with that of each leaf, or a
-            prefix of its tree.
+          like: A state of this run: arrays or `jax.ShapeDtypeStruct`s. Leaves get the
+            shardings of its leaves. None gives nested dicts of NumPy arrays.
+          step: Step to restore; the newest by default.
+          only: Pattern of paths of leaves to restore; others are taken from `like`:
+            `"user/params/*"`, where `*` matches slashes, too.
+          shardings: Shardings instead of those of `like`; a list with that of each
+            leaf, or a prefix of its tree.
 
         Returns:
-          What was saved; None if nothing was saved yet.
+          The checkpoint; None if nothing was saved yet.
 
         Raises:
-          CheckpointError: The directory is no directory of checkpoints, `step` is
-            absent or damaged, or all there is is damaged.
+          CheckpointError: It is not a directory of checkpoints, `step` is absent or
+            damaged, or all checkpoints are damaged.
           CheckpointMismatchError: The checkpoint holds another state than `like`.
         """
         wanted = Wanted(like=like, only=only, shardings=shardings)
@@ -256,9 +256,9 @@ class CheckpointStore:
         return restored
 
     def discard_after(self, step: int) -> tuple[int, ...]:
-        """Delete the checkpoints after a step: for a run that goes back to it.
+        """Delete the checkpoints after a step, for a run that goes back to it.
 
-        Otherwise a crash would resume what was given up.
+        Otherwise it would resume from one of them after a crash.
 
         Returns:
           The steps that were deleted.
@@ -276,7 +276,7 @@ class CheckpointStore:
         self._lock.require_current()
         later = [found for found in commits.list_steps(self._directory) if found > step]
         try:
-            # The highest first: a crash in between leaves a run that never got so far.
+            # The highest first: a crash in between leaves a run that got less far.
             for found in reversed(later):
                 commits.delete(self._directory, found, disk=self._disk)
         except OSError as failure:
@@ -303,7 +303,7 @@ class CheckpointStore:
         self._kept = tuple(map(self._as_saved, manifests))
 
     def _make_directory(self) -> None:
-        """Make the directory, and have its name outlive a loss of power."""
+        """Make the directory durably, with its parents."""
         there = (self._directory, *self._directory.parents)
         made = [path for path in there if not path.exists()]
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -121,7 +121,7 @@ def fit_accumulate(
     """
     examples = len(jax.tree.leaves(batch)[0])
     parts = len(layout.batch_owners)
-    check_divides(examples, parts=parts, of=name_of_parts(layout), accumulate=1)
+    check_divides(examples, parts=parts, kind=name_of_parts(layout), accumulate=1)
     if options.steps_per_call > 1:
         batch = jax.tree.map(lambda x: np.stack([x] * options.steps_per_call), batch)
 

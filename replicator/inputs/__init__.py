@@ -1,8 +1,8 @@
-"""Turn any dataset into batches that lie on the mesh, read ahead in the background.
+"""Turn any dataset into batches on the mesh, read ahead in the background.
 
-Down the stairs: `feed` opens a dataset; `adapters` iterate what it is; `rounds` read
-one batch from every pipeline; `checks` refuse what does not fit; `remainder` pads and
-masks the uneven last batch; `placement` lays batches over replicas; `prefetch` does all
+From the top: `feed` opens a dataset; `adapters` iterate over it; `rounds` read one
+batch from every pipeline; `checks` refuse batches that do not fit; `remainder` pads and
+masks the uneven last batch; `placement` places batches on replicas; `prefetch` does all
 of this in a thread, ahead of the consumer.
 """
 

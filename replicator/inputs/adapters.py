@@ -1,7 +1,7 @@
-"""Iterate whatever a user calls a dataset, without importing where it comes from.
+"""Iterate over any kind of dataset, without importing the library that made it.
 
-Lists, generators, NumPy iterators and everything of grain (`DataLoader`, `MapDataset`,
-`IterDataset`) are plain iterables of batches. What is not gets an adapter: two methods.
+Lists, generators, NumPy iterators and grain's classes (`DataLoader`, `MapDataset`,
+`IterDataset`) are plain iterables of batches. Other kinds need an adapter: two methods.
 An iterable starts anew each time it is iterated; an iterator can be read once.
 """
 
@@ -19,10 +19,10 @@ from replicator.inputs.context import InputContext
 
 
 class Adapter(Protocol):
-    """Reads one kind of dataset; hand your own to `InputOptions(adapters=...)`."""
+    """Reads one kind of dataset; pass your own to `InputOptions(adapters=...)`."""
 
     def claims(self, dataset: Any) -> bool:
-        """Tell whether this adapter reads `dataset`."""
+        """Return whether this adapter reads `dataset`."""
         ...
 
     def iterate(self, dataset: Any) -> Iterator[PyTree]:
@@ -38,7 +38,11 @@ class TorchLoader:
     """
 
     def claims(self, dataset: Any) -> bool:
-        """Tell whether `dataset` is a PyTorch `DataLoader` or a subclass of it."""
+        """Return whether `dataset` is a PyTorch `DataLoader` or a subclass of it.
+
+        >>> TorchLoader().claims([1, 2])
+        False
+        """
         return any(
             kind.__name__ == "DataLoader" and _package(kind) == "torch"
             for kind in type(dataset).__mro__
@@ -54,7 +58,11 @@ class TensorFlowData:
     """Reads a `tf.data.Dataset`."""
 
     def claims(self, dataset: Any) -> bool:
-        """Tell whether `dataset` is a `tf.data.Dataset`."""
+        """Return whether `dataset` is a `tf.data.Dataset`.
+
+        >>> TensorFlowData().claims([1, 2])
+        False
+        """
         return hasattr(dataset, "as_numpy_iterator") and any(
             _package(kind) == "tensorflow" for kind in type(dataset).__mro__
         )
@@ -69,13 +77,13 @@ BUILT_IN: tuple[Adapter, ...] = (TorchLoader(), TensorFlowData())
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What one pipeline reads: passes over its data, one after the other.
+    """Data of one pipeline, read in passes one after the other.
 
     Attributes:
       start: Begins a pass.
       repeats: Whether another pass can begin when one has ended.
       same_passes: Whether every pass is known to yield the same batches.
-      set_epoch: Tells the data and its samplers which pass begins.
+      set_epoch: Functions that set the number of the pass in the data and its samplers.
     """
 
     start: Callable[[], Iterator[PyTree]]
@@ -84,9 +92,13 @@ class Source:
     set_epoch: Sequence[Callable[[int], object]] = ()
 
     def begin(self, epoch: int) -> Iterator[PyTree]:
-        """Begin the pass of this number, from 0."""
-        for tell in self.set_epoch:
-            tell(epoch)
+        """Begin the pass of this number, from 0.
+
+        >>> list(Source(start=lambda: iter([1, 2]), repeats=True).begin(0))
+        [1, 2]
+        """
+        for set_epoch in self.set_epoch:
+            set_epoch(epoch)
         return self.start()
 
 
@@ -103,13 +115,17 @@ def open_sources(
     batch each time it is called, and ends by raising `StopIteration`.
 
     Args:
-      dataset: What the user handed over.
-      contexts: The pipelines that this process reads.
-      adapters: The user's own; they are asked before the built-in ones.
+      dataset: Dataset of the user.
+      contexts: Pipelines that this process reads.
+      adapters: Adapters of the user, tried before the built-in ones.
 
     Raises:
-      ArgumentError: `dataset` is nothing that yields batches, or has to feed several
-        pipelines and is no input function.
+      ArgumentError: `dataset` does not yield batches, or must feed several pipelines
+        and is not an input function.
+
+    >>> context = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=8)
+    >>> open_sources([1, 2], [context])[0].repeats
+    True
     """
     readers = (*adapters, *BUILT_IN)
     if is_input_fn(dataset, adapters):
@@ -125,23 +141,27 @@ def open_sources(
 def check_read_anew(
     name: str, dataset: Any, *, why: str = "", adapters: Sequence[Adapter] = ()
 ) -> None:
-    """Refuse a dataset that is none, or that can be read once only.
+    """Refuse a dataset that cannot be read a second time.
+
+    >>> check_read_anew("eval_dataset", iter([1, 2]))
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `eval_dataset` must be one that can be read ...
 
     Args:
-      name: Of the argument.
-      dataset: What the user handed over.
-      why: The argument that asks for it: "on_nonfinite='rollback'".
-      adapters: The user's own.
+      name: Name of the argument.
+      dataset: Dataset of the user.
+      why: Argument that requires it: "on_nonfinite='rollback'".
+      adapters: Adapters of the user.
 
     Raises:
-      ArgumentError: It is.
+      ArgumentError: It is not a dataset, or can be read only once.
     """
     if is_input_fn(dataset, adapters):
         return
     if not _open_source(dataset, (*adapters, *BUILT_IN), name=name).repeats:
         raise ArgumentError(
             f"`{name}` must be one that can be read again"
-            f"{f' with `{why}`' if why else ''}, got {_kind(dataset)}. Hand over a "
+            f"{f' with `{why}`' if why else ''}, got {_kind(dataset)}. Pass a "
             "list, a grain dataset or `input_fn(context)`."
         )
 
@@ -149,7 +169,11 @@ def check_read_anew(
 def is_input_fn(
     dataset: Any, adapters: Sequence[Adapter] = ()
 ) -> TypeGuard[Callable[..., Any]]:
-    """Tell whether `dataset` is called once for each pipeline, with its context."""
+    """Return whether `dataset` is called once for each pipeline, with its context.
+
+    >>> is_input_fn(lambda context: [])
+    True
+    """
     readers = (*adapters, *BUILT_IN)
     if isinstance(dataset, Iterable) or any(a.claims(dataset) for a in readers):
         return False
@@ -204,7 +228,7 @@ def _open_source(
 
 
 def _epoch_setters(dataset: Any) -> list[Callable[[int], object]]:
-    """Return each `set_epoch` that a loop of PyTorch's would have to call."""
+    """Return each `set_epoch` that a PyTorch training loop would have to call."""
     batches = getattr(dataset, "batch_sampler", None)
     owners = [dataset, batches, getattr(batches, "sampler", None)]
     owners += [getattr(dataset, name, None) for name in ("sampler", "dataset")]

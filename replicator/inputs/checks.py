@@ -1,4 +1,4 @@
-"""Refuse a batch that would fail, recompile or poison a step, and say which leaf.
+"""Refuse a batch that would fail, recompile or poison a step, and name the leaf.
 
 The first batch of a run fixes the form of all: keys, containers, dtypes, trailing
 shapes and the number of examples. Dtypes are compared as JAX will hold them, so float64
@@ -26,10 +26,10 @@ NATIVE_REMEDY = "Convert it: `array.astype(array.dtype.newbyteorder('='))`."
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BatchForm:
-    """What all batches of one dataset have in common.
+    """Structure, dtypes and shapes that all batches of one dataset share.
 
     Attributes:
-      structure: The containers around the leaves.
+      structure: Containers around the leaves.
       leaves: Dtype and trailing shape by path: `float32[*,8,8,1]`.
       examples: Leading size of every leaf; only a last batch may have fewer.
     """
@@ -42,12 +42,16 @@ class BatchForm:
 def numeric_arrays(batch: PyTree, *, where: str) -> PyTree:
     """Return `batch` with every leaf a numeric array, of NumPy or of JAX.
 
+    >>> numeric_arrays({"x": ["cat"]}, where="batch 3")
+    Traceback (most recent call last):
+    replicator.errors.BatchError: `dataset` must yield arrays of numbers, got `str` ...
+
     Args:
-      batch: What a dataset yielded.
+      batch: Batch of a dataset.
       where: Its place for error messages: "batch 3".
 
     Raises:
-      BatchError: A leaf is no array, has no batch axis, or holds no numbers.
+      BatchError: A leaf is not an array, has no batch axis, or holds no numbers.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _numeric_array(leaf, path=leaf_path(path), where=where),
@@ -57,6 +61,9 @@ def numeric_arrays(batch: PyTree, *, where: str) -> PyTree:
 
 def form_of(batch: PyTree, *, where: str) -> BatchForm:
     """Describe a batch of arrays.
+
+    >>> form_of({"x": np.zeros((8, 2), np.float32)}, where="batch 3").leaves
+    {'x': 'float32[*,2]'}
 
     Raises:
       BatchError: It has no leaf, no example, or leaves of different leading sizes.
@@ -124,13 +131,13 @@ def stated_form(
     """Return the first form with the shapes of rows of the stated one that was found.
 
     Args:
-      first: Of the first batch.
-      found: Of this batch.
-      shapes: What was stated.
+      first: Form of the first batch.
+      found: Form of this batch.
+      shapes: Stated shapes of rows.
       where: Its place for error messages: "batch 3".
 
     Raises:
-      BatchError: It is none of them.
+      BatchError: The batch has none of the stated forms.
     """
     for stated in shapes:
         leaves = first.leaves | {
@@ -149,6 +156,8 @@ def stated_form(
 def check_no_nan(batch: PyTree, *, where: str) -> None:
     """Refuse NaN in host arrays; arrays already on a device are not read back.
 
+    >>> check_no_nan({"x": np.zeros(8)}, where="batch 3")
+
     Raises:
       NonFiniteError: A leaf holds NaN.
     """
@@ -166,7 +175,11 @@ def check_no_nan(batch: PyTree, *, where: str) -> None:
 
 
 def quick_form(batch: PyTree) -> tuple | None:
-    """Return what tells full batches of NumPy arrays alike, or None for others."""
+    """Return a key that full batches of NumPy arrays share, or None for other batches.
+
+    >>> quick_form({"x": [1, 2]}) is None
+    True
+    """
     leaves, structure = jax.tree.flatten(batch)
     if not all(type(leaf) is np.ndarray for leaf in leaves):
         return None
@@ -180,14 +193,18 @@ def _holds_nan(leaf: np.ndarray | jax.Array) -> bool:
 
 
 def check_divides(
-    global_batch: int, *, parts: int, of: str, accumulate: int, where: str = ""
+    global_batch: int, *, parts: int, kind: str, accumulate: int, where: str = ""
 ) -> None:
     """Refuse a batch that cannot be cut into equal parts with an example in each.
 
+    >>> check_divides(100, parts=8, kind="replicas", accumulate=1)
+    Traceback (most recent call last):
+    replicator.errors.BatchError: `global_batch` must divide evenly over 8 replicas, ...
+
     Args:
-      global_batch: Examples.
-      parts: How many share them.
-      of: What shares them, in the plural.
+      global_batch: Number of examples.
+      parts: Number of equal parts.
+      kind: Name of the parts in the plural: "replicas".
       accumulate: Microbatches of each part.
       where: Its place for error messages: "batch 3".
 
@@ -197,7 +214,7 @@ def check_divides(
     unit = parts * accumulate
     if global_batch > 0 and global_batch % unit == 0:
         return
-    over = f"{parts} {of}"
+    over = f"{parts} {kind}"
     if accumulate > 1:
         over += f" and {accumulate} microbatches"
     raise BatchError(
@@ -208,13 +225,17 @@ def check_divides(
 
 
 def nearest_multiples(size: int, divisor: int) -> str:
-    """Write the nearest positive sizes that divide: "96 or 104"."""
+    """Return the nearest positive sizes that divide, as text.
+
+    >>> nearest_multiples(100, 8)
+    '96 or 104'
+    """
     below = size // divisor * divisor
     above = max(below, 0) + divisor
     return f"{below} or {above}" if below > 0 else f"{above}"
 
 
-# Of each leaf of each batch, JAX would take microseconds to tell.
+# Cached: JAX takes microseconds for each leaf of each batch.
 @functools.lru_cache(maxsize=64)
 def _can_be_nan(dtype: Any) -> bool:
     return _is_kind(dtype, np.inexact)
@@ -222,26 +243,34 @@ def _can_be_nan(dtype: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def holds_numbers(dtype: Any) -> bool:
-    """Tell whether arrays of `dtype` hold numbers or booleans, for JAX too."""
-    # To NumPy a duration is a signed integer.
+    """Return whether arrays of `dtype` hold numbers or booleans, also in JAX.
+
+    >>> holds_numbers(np.dtype("float32")), holds_numbers(np.dtype("U3"))
+    (True, False)
+    """
+    # NumPy counts durations among signed integers.
     is_time = getattr(dtype, "kind", "") in "mM"
     return not is_time and (_is_kind(dtype, np.number) or _is_kind(dtype, np.bool_))
 
 
 def canonical_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype that JAX gives an array of `dtype`: float32 for float64."""
+    """Return the dtype that JAX gives an array of `dtype`.
+
+    >>> canonical_dtype(np.float64)
+    dtype('float32')
+    """
     return _canonical_dtype(dtype, jax.config.read("jax_enable_x64"))
 
 
 @functools.lru_cache(maxsize=64)
 def _canonical_dtype(dtype: Any, has_64_bits: bool) -> np.dtype:
-    del has_64_bits  # a program may switch them on between two datasets
+    del has_64_bits  # part of the key: a program may switch it between two datasets
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Array:
-    # Other libraries' arrays (a tensor of PyTorch on the host, a pandas column) say by
-    # `__array__` that NumPy can read them.
+    # NumPy can read other libraries' arrays (a PyTorch tensor on the host, a pandas
+    # column) that have `__array__`.
     readable = isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
     array = leaf if isinstance(leaf, jax.Array) or not readable else np.asarray(leaf)
     if isinstance(leaf, jax.Array) and leaf.is_deleted():

@@ -1,8 +1,8 @@
-"""Tell batches apart by a few of their bytes, at 0.2 ms each at the most.
+"""Distinguish batches by a few of their bytes, in at most 0.2 ms each.
 
-An input that cannot say where it is, is read again by the run that goes on. A shuffle
-without a seed then yields other examples, which nothing else would notice: so each
-position of an input holds the checksums of a few batches before it.
+A resumed run reads an input without a state again from its beginning. A shuffle without
+a seed then yields other examples, which nothing else would notice: so each position of
+an input holds the checksums of a few batches before it.
 """
 
 import zlib
@@ -15,19 +15,22 @@ from replicator.base.types import PyTree
 
 _LEAF_BYTES, _BATCH_BYTES = 64 * 1024, 192 * 1024
 _BLOCK_BYTES = 64  # a line of cache
-_MOST_ELEMENTS = 4096  # of an array that does not lie in one piece
+_MOST_ELEMENTS = 4096  # of an array that is not contiguous
 
 
 def checksum(batch: PyTree) -> int | None:
     """Return the CRC-32 of a sample of a batch; None if all of it is on a device.
 
+    >>> checksum({"x": np.zeros(8)}) == checksum({"x": np.ones(8)})
+    False
+
     Args:
-      batch: Host arrays, or what NumPy makes arrays of; others are left out. Of each
-        up to 64 KiB are read, less where there are more than three.
+      batch: Host arrays, or values that NumPy can read; device arrays are left out. Up
+        to 64 KiB of each are read, less if there are more than three.
     """
     leaves = [x for x in jax.tree.leaves(batch) if not isinstance(x, jax.Array)]
     if not leaves:
-        return None  # to read it back would wait for the device
+        return None  # reading it back would wait for the device
     most = min(_LEAF_BYTES, _BATCH_BYTES // max(len(leaves), 1))
     crc32 = 0
     for leaf in leaves:
@@ -42,8 +45,8 @@ def _sample(leaf: Any, most: int) -> bytes:
     if not array.flags.c_contiguous:
         return array.flat[:: max(1, array.size // _MOST_ELEMENTS)].tobytes()
     blocks = max(most // _BLOCK_BYTES, 1)
-    # An odd number of bytes apart, and no even part of the array: blocks that all lie
-    # at one place of their images would show one corner, which may be black.
+    # An odd distance, which does not divide the array evenly: blocks at the same place
+    # of each image would all show one corner, which may be black.
     apart = max(array.nbytes * 31 // 32 // blocks | 1, _BLOCK_BYTES)
     laid_out = array.reshape(-1).view(np.uint8)[: blocks * apart]
     return laid_out.reshape(blocks, apart)[:, :_BLOCK_BYTES].tobytes()

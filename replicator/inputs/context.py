@@ -1,8 +1,8 @@
-"""Tell an input function which part of the global batch it must yield.
+"""The context of an input function: the part of the global batch that it yields.
 
 A pipeline is one call of the input function. One process reads with one pipeline, or
-with one for each of its replicas. Where the whole run has one (`single`, and every
-dataset that is no function), each process reads it all and uses its own rows.
+with one for each of its replicas. If the whole run has one (`single`, and every dataset
+that is not a function), each process reads all of it and uses its own rows.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from replicator.errors import ArgumentError
 from replicator.inputs.checks import nearest_multiples
 
 InputMode: TypeAlias = Literal["single", "per_host", "per_replica"]
-"""Who has a pipeline: the whole run, every process, or every replica."""
+"""Scope of a pipeline: the whole run, every process, or every replica."""
 
 
 class BatchLayout(Protocol):
-    """How global batches lie on devices: what inputs need of an engine's `Layout`."""
+    """Layout of global batches on devices: the part of `Layout` that inputs use."""
 
     @property
     def mesh(self) -> Mesh:
@@ -37,8 +37,8 @@ class BatchLayout(Protocol):
     def batch_owners(self) -> Sequence[int]:
         """Process of each equal part of a global batch, in the order of examples.
 
-        Where several processes hold one part, each takes all parts for its own, and
-        reads the whole batch.
+        If several processes hold one part, each counts all parts as its own, and reads
+        the whole batch.
         """
         ...
 
@@ -49,12 +49,12 @@ class BatchLayout(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class InputContext:
-    """What one pipeline is told when its input function is called.
+    """Argument of an input function: the pipeline that it is called for.
 
     Attributes:
-      pipeline_index: Which pipeline this is, from 0.
-      num_pipelines: How many pipelines make up the global batch.
-      num_replicas: How many replicas share the global batch.
+      pipeline_index: Index of the pipeline, from 0.
+      num_pipelines: Number of pipelines that make up the global batch.
+      num_replicas: Number of replicas that share the global batch.
     """
 
     pipeline_index: int
@@ -62,10 +62,10 @@ class InputContext:
     num_replicas: int
 
     def batch_size(self, global_batch: int) -> int:
-        """Return how many examples of each global batch this pipeline must yield.
+        """Return the number of examples of each global batch that this pipeline yields.
 
         Args:
-          global_batch: Examples in one update over all pipelines.
+          global_batch: Examples of one update, over all pipelines.
 
         Returns:
           `global_batch / num_pipelines`.
@@ -87,7 +87,11 @@ class InputContext:
 
 
 def name_of_parts(layout: BatchLayout) -> str:
-    """Return what a global batch is shared by, in the plural, for errors."""
+    """Return the name of the sharers of a global batch, in the plural, for errors.
+
+    >>> name_of_parts(rep.layout)
+    'replicas'
+    """
     parts = len(layout.batch_owners)
     if parts == layout.num_replicas:
         return "replicas"
@@ -95,11 +99,14 @@ def name_of_parts(layout: BatchLayout) -> str:
 
 
 def parts_to_read(layout: BatchLayout, *, whole: bool) -> int:
-    """Return how many parts of each global batch this process reads.
+    """Return the number of parts of each global batch that this process reads.
+
+    >>> parts_to_read(rep.layout, whole=True)
+    8
 
     Args:
-      layout: How batches lie on devices.
-      whole: Whether each process reads all of it, or only the parts that it holds.
+      layout: Layout of batches on devices.
+      whole: Whether each process reads all parts, or only those that it holds.
     """
     owners = layout.batch_owners
     return len(owners) if whole else owners.count(jax.process_index())
@@ -110,20 +117,24 @@ def pipeline_contexts(
 ) -> list[InputContext]:
     """List the pipelines that this process reads, in the order of their examples.
 
-    A dataset that is no input function cannot be told which part to yield: each process
-    reads all of it, and takes its own rows.
+    A dataset that is not an input function cannot yield a part: each process reads all
+    of it, and takes its own rows.
+
+    >>> [one.num_pipelines for one in pipeline_contexts("per_host", rep.layout)]
+    [1]
 
     Args:
-      mode: Who has a pipeline.
-      layout: How batches lie on devices.
+      mode: Scope of a pipeline.
+      layout: Layout of batches on devices.
       by_function: Whether the dataset is an input function.
 
     Raises:
-      ArgumentError: Processes with unlike numbers of replicas cannot yield like parts.
+      ArgumentError: Processes with different numbers of replicas cannot yield equal
+        parts.
     """
     here = jax.process_index()
     owners = layout.batch_owners
-    # One replica has one pipeline, on however many devices it lies.
+    # One replica has one pipeline, on any number of devices.
     if mode == "per_replica" and layout.num_replicas > 1:
         return [
             InputContext(

@@ -1,4 +1,4 @@
-"""Open a dataset: from whatever a user has to batches on the mesh, read ahead."""
+"""Open a dataset of any kind: batches on the mesh, read ahead."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ from replicator.inputs.options import (
     refuse_shapes,
     small_prefetch,
 )
-from replicator.inputs.placement import Placed, Placement, stack_batches
+from replicator.inputs.placement import BatchPlacer, Placed, stack_batches
 from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.inputs.remainder import MASK, HostBatch, full_mask
@@ -45,27 +45,27 @@ def open_input(
 ) -> Prefetcher[Placed]:
     """Read a dataset in the background, check it, and place it on devices.
 
-    A dataset that can be iterated anew is, epoch after epoch, until `options` say stop.
-    An iterator, or a callable that yields a batch per call, is read once. Close the
-    result, or use it in a `with` block. Where replicas are spread over processes, all
-    of them open the same inputs in the same order, and end together.
+    A dataset that can be iterated again repeats, epoch after epoch, as long as
+    `options` allow. An iterator, or a callable that yields a batch per call, is read
+    once. Close the result, or use it in a `with` block. If replicas are spread over
+    processes, all of them open the same inputs in the same order, and end together.
 
     Args:
       dataset: An iterable of batches (a list, a generator, anything of grain, a PyTorch
         `DataLoader`, a `tf.data.Dataset`); a callable without arguments that yields a
         batch per call; or `input_fn(context)` that returns any of these. A batch is a
         pytree of arrays [batch, ...].
-      layout: How batches lie on devices.
-      options: How to read; `InputOptions()` if None. Its `epochs` count
-        from the beginning, its `steps` from `start`.
-      start: Where to begin: the `position` of the last batch that was used.
-      clock: Where waiting times come from; the system's if None.
-      is_over: Asked while a batch is waited for: whether to end instead.
-      unasked: So many results are read ahead, at least 1; each after them when it is
-        waited for. None for all.
+      layout: Layout of batches on devices.
+      options: Options of reading; `InputOptions()` if None. Its `epochs` count from the
+        beginning, its `steps` from `start`.
+      start: Position to begin at: the `position` of the last batch that was used.
+      clock: Clock of waiting times; the system's if None.
+      is_over: Called while a batch is waited for; True ends the input.
+      unasked: Number of results to read ahead, at least 1; each later one is read when
+        it is waited for. None reads all ahead.
 
     Returns:
-      An iterator of `Placed` that raises what reading raises.
+      An iterator of `Placed` that raises the errors of reading.
 
     Raises:
       ArgumentError: `dataset` cannot be read in this mode, or not that often.
@@ -90,7 +90,7 @@ def open_input(
     if once and (options.epochs or 1) > 1:
         raise ArgumentError(
             "`epochs` must be 1 for an iterator, which can be read once, got "
-            f"{options.epochs}. Hand over an iterable that starts anew, like a list."
+            f"{options.epochs}. Pass an iterable that starts anew, like a list."
         )
     return Prefetcher(
         placed_batches(sources, contexts, layout, options, start=start),
@@ -118,20 +118,20 @@ def placed_batches(
     """Yield batches on their devices.
 
     Args:
-      sources: What the pipelines of this process read.
-      contexts: Those pipelines.
-      layout: How batches lie on devices.
-      options: How to read.
-      start: Where to begin; at the first batch if None.
-      blocks: Equal blocks that each batch is cut into, each cut over devices; as many
-        as microbatches if None.
+      sources: Sources of the pipelines of this process.
+      contexts: Contexts of these pipelines.
+      layout: Layout of batches on devices.
+      options: Options of reading.
+      start: Position to begin at; the first batch if None.
+      blocks: Number of equal blocks that each batch is cut into, each cut over devices;
+        that of microbatches if None.
     """
     count = contexts[0].num_pipelines
     once = not all(source.repeats for source in sources)
     batches = host_batches(
         sources,
         parts=parts_to_read(layout, whole=count == 1),
-        of=name_of_parts(layout),
+        kind=name_of_parts(layout),
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),
@@ -139,7 +139,7 @@ def placed_batches(
     )
     cut = options.accumulate if blocks is None else blocks
     place = _Place(
-        Placement(layout, cut, options.steps_per_call, whole=count == 1), options
+        BatchPlacer(layout, cut, options.steps_per_call, whole=count == 1), options
     )
     with contextlib.closing(batches):
         limited = itertools.islice(batches, options.steps)
@@ -159,7 +159,7 @@ def _groups(
 class _Place:
     """Puts groups of host batches on their devices."""
 
-    def __init__(self, placement: Placement, options: InputOptions) -> None:
+    def __init__(self, placement: BatchPlacer, options: InputOptions) -> None:
         self._options = options
         self._placement = placement
         self._masks: dict[tuple[int, int], jax.Array] = {}

@@ -1,8 +1,8 @@
 """Read every example of a dataset exactly once, in order, in batches of one size.
 
 For an evaluation: the examples are cut anew, so that their place in the stream depends
-neither on how the dataset is batched nor on how many replicas there are. The last batch
-is filled up with examples that are there already, and `mask` is 0 for those.
+neither on the batches of the dataset nor on the number of replicas. The last batch is
+filled up with copies of its examples, and `mask` is 0 for those.
 """
 
 import contextlib
@@ -42,20 +42,20 @@ def open_one_pass(
     blocks: int = 1,
     options: InputOptions | None = None,
 ) -> Prefetcher[PyTree]:
-    """Read a dataset once in the background, whatever the sizes of its batches.
+    """Read a dataset with batches of any sizes once, in the background.
 
     Args:
-      dataset: As in `open_input`; it must end.
-      layout: How batches lie on devices.
-      replica_batch: Examples that each replica gets at a time.
-      blocks: Equal blocks that one replica's examples come in, each cut over devices.
-      options: How to read; `steps` counts batches of the dataset, and `accumulate`,
-        `steps_per_call`, `epochs` and `remainder` mean nothing here.
+      dataset: As in `open_input`; it must be finite.
+      layout: Layout of batches on devices.
+      replica_batch: Examples per replica and batch.
+      blocks: Number of equal blocks of one replica's examples, each cut over devices.
+      options: Options of reading; `steps` counts batches of the dataset, and
+        `accumulate`, `steps_per_call`, `epochs` and `remainder` have no effect.
 
     Returns:
       An iterator of global arrays `{"batch": ..., "mask": ...}`: leaves [replicas *
       replica_batch, ...], or [blocks, replica_batch / blocks, ...] for more than one
-      block, and 0 in `mask` for what only fills up.
+      block, and 0 in `mask` for examples that only fill up.
 
     Raises:
       ArgumentError: `dataset` cannot be read in this mode.
@@ -75,7 +75,7 @@ def open_one_pass(
         steps=None,
         epochs=1,
         remainder="mask",
-        allow_nan=True,  # `recut` looks, where it still knows the dataset's own batches
+        allow_nan=True,  # `recut` checks, where the dataset's own batches are known
     )
     recut_sources = [_recut_source(source, size, options) for source in sources]
     return Prefetcher(
@@ -91,6 +91,9 @@ def recut(
     batches: Iterable[PyTree], size: int, *, allow_nan: bool = False
 ) -> Iterator[PyTree]:
     """Join and cut batches, of any sizes, to batches of `size`.
+
+    >>> [batch["mask"] for batch in recut([{"x": np.zeros(3)}], 2)]
+    [array([1., 1.], dtype=float32), array([1., 0.], dtype=float32)]
 
     Args:
       batches: Pytrees of arrays with one leading size.
@@ -125,7 +128,7 @@ def recut(
             if count == size:
                 yield _joined(pieces, size)
                 pieces, count = [], 0
-        if pieces:  # a producer may use its memory again for the next batch
+        if pieces:  # a producer may reuse its memory for the next batch
             pieces[-1] = jax.tree.map(np.array, pieces[-1])
     if pieces:
         yield _joined(pieces, size)

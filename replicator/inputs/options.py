@@ -1,4 +1,4 @@
-"""Collect the choices about an input, and check them at the door."""
+"""Options of an input, checked when they are made."""
 
 import dataclasses
 import operator
@@ -24,28 +24,28 @@ _MOST_SMALL_BYTES, _MOST_SMALL = 2**20, 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class InputOptions:
-    """How a dataset is read, checked and placed.
+    """Options of reading, checking and placing a dataset.
 
     Attributes:
       accumulate: Microbatches per update.
       steps_per_call: Consecutive batches stacked for one call of the compiled step. The
         last stack of a finite input may hold fewer.
-      steps: Batches to read in all; `None` reads on while there are any.
-      epochs: Passes over the dataset; `None` starts again while it can.
-      mode: Who has a pipeline. An input function is called once for each. Any other
-        dataset yields global batches, in every process the same, of which each process
+      steps: Batches to read in all; `None` reads all.
+      epochs: Passes over the dataset; `None` repeats it without end if possible.
+      mode: Scope of a pipeline. An input function is called once for each. Any other
+        dataset yields global batches, the same in every process, of which each process
         takes its rows.
-      remainder: What becomes of an uneven last batch. Under "mask" and "drop"
-        batches that are dicts have a leaf `mask`.
-      shapes: The few forms that batches may have, where their shapes change: for each,
+      remainder: Treatment of an uneven last batch: "mask", "drop" or "refuse". Under
+        "mask" and "drop" batches that are dicts have a leaf `mask`.
+      shapes: The few forms that batches may have, if their shapes change: for each,
         the shape of a row by the path of its leaf, `{"tokens": (64,)}`. The step is
-        compiled once for each that comes.
-      allow_nan: Take batches that hold NaN.
-      reread: What becomes of a run that goes on and, where its input is read again up
-        to its place, finds other batches than it read before: "refuse", or "warn".
-      prefetch: Placed items kept ready; the thread holds one more in its hand. By
-        default 2; where the dataset can be iterated again and its batches are small, as
-        many as make a mebibyte, at most 32.
+        compiled once for each form that occurs.
+      allow_nan: Whether to accept batches that hold NaN.
+      reread: Action of a resumed run that reads its input again up to its position, and
+        finds other batches than before: "refuse", or "warn".
+      prefetch: Number of placed items kept ready; the thread holds one more. By default
+        2; if the dataset can be iterated again and its batches are small, as many as
+        make a mebibyte, at most 32.
       timeout_s: Longest wait for one item, in seconds.
       adapters: Readers for datasets of your own kind.
 
@@ -110,10 +110,12 @@ def _checked_shapes(given: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
 
 
 def refuse_shapes(options: "InputOptions", where: str) -> None:
-    """Refuse shapes that change where batches are joined.
+    """Refuse `shapes` where batches are joined.
+
+    >>> refuse_shapes(InputOptions(), "here")
 
     Raises:
-      ArgumentError: There are.
+      ArgumentError: `shapes` are given.
     """
     if options.shapes:
         raise ArgumentError(
@@ -123,6 +125,10 @@ def refuse_shapes(options: "InputOptions", where: str) -> None:
 
 
 def small_prefetch(nbytes: int) -> int:
-    """Return how many items of so many bytes are kept ready where that does no harm."""
+    """Return the default `prefetch` for items of `nbytes` that can be read again.
+
+    >>> small_prefetch(2**17)
+    8
+    """
     most = _MOST_SMALL_BYTES // max(nbytes, 1)
     return min(max(most, DEFAULT_PREFETCH), _MOST_SMALL)

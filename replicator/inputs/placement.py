@@ -1,4 +1,4 @@
-"""Lay a batch over devices, as a layout says.
+"""Place a batch on devices by a layout.
 
 Under `accumulate=k`, microbatch j is examples [jB/k, (j+1)B/k), and replica r takes the
 r-th contiguous block of it. The order of examples is therefore the same for any number
@@ -36,14 +36,14 @@ class Placed:
 
     Attributes:
       value: Global arrays in the placed layout.
-      examples: How many examples are real, over all steps and processes.
+      examples: Number of real examples, over all steps and processes.
       padded: Whether some examples only fill up; `mask` is 0 for them.
-      is_stated: Whether its form is one of a few that were stated.
-      index: Which batch of the run is the first one here.
-      steps: How many steps it feeds: the leading axis, where there is one.
+      is_stated: Whether its form is one of `InputOptions.shapes`.
+      index: Index in the run of its first batch.
+      steps: Number of steps that it feeds: the leading axis, if there is one.
       accumulate: Microbatches that the layout is for.
       steps_per_call: Steps per call that the layout is for.
-      position: Where the input is after it: what another run starts from.
+      position: Position of the input after it, to start another run at.
     """
 
     value: PyTree
@@ -58,7 +58,7 @@ class Placed:
 
 
 def batch_axis(accumulate: int = 1, steps_per_call: int = 1) -> int:
-    """Return which axis of placed leaves counts examples.
+    """Return the batch axis of placed leaves.
 
     >>> batch_axis(accumulate=4)
     1
@@ -71,36 +71,42 @@ def place(
 ) -> PyTree:
     """Put a batch on the devices of a layout, as a compiled step takes it.
 
-    Arrays of JAX go from device to device. On a CPU the result may share memory with
-    NumPy leaves: do not write to them afterwards.
+    JAX arrays are copied from device to device. On a CPU the result may share memory
+    with NumPy leaves: do not write to them afterwards.
+
+    >>> place({"x": np.zeros((8, 2))}, rep.layout)["x"].sharding.spec
+    P('replica',)
 
     Args:
       batch: Leaves [B, ...]; [steps, B, ...] if `steps_per_call` is more than one. B is
         the global batch, in every process.
-      layout: How batches lie on devices.
+      layout: Layout of batches on devices.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
 
     Returns:
-      Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front; NumPy's
-      own where there is one CPU device.
+      Global arrays [B, ...] or [k, B/k, ...], with the axis of steps in front; on a
+      single CPU device the NumPy arrays themselves.
 
     Raises:
       BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
         over replicas and microbatches.
     """
     _checked_rows(batch, layout, accumulate, depth=int(steps_per_call > 1))
-    return Placement(layout, accumulate, steps_per_call, whole=True).put(batch)
+    return BatchPlacer(layout, accumulate, steps_per_call, whole=True).put(batch)
 
 
 def placed_shapes(
     batch: PyTree, layout: BatchLayout, *, accumulate: int = 1, steps_per_call: int = 1
 ) -> PyTree:
-    """Return the shapes, with shardings, of what `place` would return; none is made.
+    """Return the shapes and shardings of the result of `place`, without arrays.
+
+    >>> placed_shapes({"x": np.zeros((8, 2))}, rep.layout, accumulate=1)["x"].shape
+    (8, 2)
 
     Args:
       batch: As `place` takes it, or `jax.ShapeDtypeStruct`s.
-      layout: How batches lie on devices.
+      layout: Layout of batches on devices.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
 
@@ -130,15 +136,15 @@ def placed(
     index: int,
     position: Position,
 ) -> Placed:
-    """Return what a call takes, of a batch that no input has read.
+    """Place a batch that does not come from an input, for one call of a step.
 
     Args:
       batch: As `place` takes it.
-      layout: How batches lie on devices.
+      layout: Layout of batches on devices.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
-      index: Which batch of the run is the first one here.
-      position: Where the input is, if there is one.
+      index: Index in the run of its first batch.
+      position: Position of the input, if there is one.
 
     Raises:
       BatchError: As `place`.
@@ -157,11 +163,11 @@ def placed(
     )
 
 
-class Placement:
-    """Put batches that are known to fit on devices, one after the other.
+class BatchPlacer:
+    """Places batches that are known to fit on devices, one after the other.
 
     Args:
-      layout: How batches lie on devices.
+      layout: Layout of batches on devices.
       accumulate: Microbatches per update.
       steps_per_call: Steps that one call makes.
       whole: Whether each process has the global batch, or only its own parts.
@@ -176,7 +182,7 @@ class Placement:
         self._accumulate = accumulate
         self._whole = whole
         self._is_spread = spans_processes(layout.mesh)
-        # Host memory is the memory of a lone CPU device: a program takes it as it is.
+        # A single CPU device uses host memory: a program takes arrays as they are.
         devices = layout.mesh.devices
         self._in_place = devices.size == 1 and devices.flat[0].platform == "cpu"
 
@@ -187,7 +193,6 @@ class Placement:
         if self._in_place and not _on_device(batch):
             return batch
         shardings = self._layout.batch_shardings(batch, axis=self._axis)
-        # The seam to several processes.
         if not self._is_spread:
             return jax.device_put(batch, shardings)
         if self._whole:
@@ -214,20 +219,24 @@ def _on_device(batch: PyTree) -> bool:
 
 
 def stack_batches(batches: Sequence[PyTree]) -> PyTree:
-    """Stack batches of one form along a new leading axis of steps."""
+    """Stack batches of one form along a new leading axis of steps.
+
+    >>> stack_batches([{"x": np.zeros(4)}, {"x": np.ones(4)}])["x"].shape
+    (2, 4)
+    """
     return jax.tree.map(lambda *leaves: _stack(leaves), *batches)
 
 
 def _checked_rows(
     batch: PyTree, layout: BatchLayout, accumulate: int, *, depth: int
 ) -> int:
-    """Return how many examples a global batch has, once it is known to fit."""
+    """Check that a global batch fits; return its number of examples."""
     _check_numbers(batch)
     rows = _batch_examples(batch, depth)
     check_divides(
         rows,
         parts=len(layout.batch_owners),
-        of=name_of_parts(layout),
+        kind=name_of_parts(layout),
         accumulate=accumulate,
     )
     return rows
@@ -243,7 +252,7 @@ def _check_numbers(batch: PyTree) -> None:
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise BatchError(
                 "`batch` must hold arrays that are still there, got one that a call "
-                f"took over for `{path}`. Hand over a copy."
+                f"took over for `{path}`. Pass a copy."
             )
         dtype = getattr(leaf, "dtype", np.dtype(float))
         if not getattr(dtype, "isnative", True):
@@ -286,9 +295,9 @@ def _stack(leaves: Sequence[np.ndarray | jax.Array]) -> np.ndarray | jax.Array:
 
 
 def _local(leaf: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
-    """Fetch an array that is spread over devices; leave any other where it is.
+    """Fetch an array that is sharded over devices; leave any other where it is.
 
-    Reshaping one there would launch a program on all its devices from the input's
+    Reshaping it on its devices would launch a program on all of them from the input's
     thread, and two programs that reach devices in different orders may hang.
     """
     if isinstance(leaf, jax.Array) and len(leaf.devices()) == 1:

@@ -1,9 +1,9 @@
-"""Say where an input is, so that another run goes on with the example after it.
+"""The position of an input, so that a resumed run continues with the next example.
 
-Pipelines go in step, a global batch at a time, so one count says where all of them are,
-also for another number of pipelines. What an iterator tells of itself (grain's do) is
-kept as well: with it a pipeline goes on at once, without it by reading what was read,
-whose checksums tell whether it is the same.
+All pipelines read a global batch at a time, so one count is the position of all of
+them, also for another number of pipelines. States of iterators (grain has them) are
+kept as well: with a state a pipeline resumes at once, without it by reading the batches
+before it again, whose checksums show whether they are the same.
 """
 
 import collections
@@ -23,9 +23,9 @@ from replicator.inputs.adapters import Source
 from replicator.inputs.checksums import checksum
 
 Reread: TypeAlias = Literal["refuse", "warn"]
-"""What becomes of a run that finds other batches than it read before."""
+"""Action of a run that finds other batches than it read before."""
 
-_MOST_PASSES = 100  # whose first batches are remembered; the last batch always is
+_MOST_PASSES = 100  # passes whose first batch's checksum is kept
 _Known: TypeAlias = tuple[int, int, int | None]
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _log = logging.getLogger(__name__)
@@ -41,12 +41,12 @@ class Position:
       epoch: Passes over the dataset that have ended.
       epoch_batches: Global batches read in the pass after those.
       full_batch: Examples in a full global batch; the next may be a short one.
-      num_pipelines: How many pipelines read it, in all processes.
-      states: What each pipeline's iterator told of itself, if it does: those of this
-        process where it was read; those of all, in order, where it is restored.
+      num_pipelines: Number of pipelines that read it, in all processes.
+      states: State of each pipeline's iterator, if it has one: those of this process
+        when it was read; those of all, in order, when it is restored.
       checksums: For each pipeline, likewise, the checksums of the first batch of each
         pass, and of the last batch: its pass, its place in it, and the checksum; None
-        where that is not known.
+        if unknown.
     """
 
     batches: int = 0
@@ -59,10 +59,14 @@ class Position:
     checksums: tuple[tuple[_Known, ...], ...] = ()
 
     def of_pipelines(self, indices: Sequence[int], count: int) -> "Position":
-        """Return it with what those pipelines told, if it is of as many."""
+        """Return it with the states of the given pipelines, if it was of `count`.
 
-        def chosen(told: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(told[index] for index in indices if len(told) == count)
+        >>> Position(states=("a", "b")).of_pipelines([1], 2).states
+        ('b',)
+        """
+
+        def chosen(entries: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(entries[index] for index in indices if len(entries) == count)
 
         states, checksums = chosen(self.states), chosen(self.checksums)
         return dataclasses.replace(self, states=states, checksums=checksums)
@@ -70,31 +74,43 @@ class Position:
     def checksums_after(
         self, found: Sequence[int | None]
     ) -> tuple[tuple[_Known, ...], ...]:
-        """Return what `checksums` are one batch later; `found` has one a pipeline."""
+        """Return `checksums` after one more batch; `found` has one per pipeline.
+
+        >>> Position().checksums_after([7])
+        (((0, 0, 7),),)
+        """
         before = self.checksums or [()] * len(found)
         return tuple(
             (
-                *[first for first in told if first[1] == 0][:_MOST_PASSES],
+                *[first for first in known if first[1] == 0][:_MOST_PASSES],
                 (self.epoch, self.epoch_batches, crc32),
             )
-            for told, crc32 in itertools.zip_longest(before, found)
+            for known, crc32 in itertools.zip_longest(before, found)
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values that `position_from_json` takes."""
+        """Return plain values that `position_from_json` takes.
+
+        >>> Position(batches=3).as_json()["batches"]
+        3
+        """
         return dataclasses.asdict(self) | {"states": list(self.states)}
 
 
 def position_from_json(value: Mapping[str, Any]) -> Position:
-    """Return the position that `as_json` wrote."""
-    told = value.get("checksums", ())  # there were none at first
-    checksums = tuple(tuple(map(tuple, each)) for each in told)
+    """Return the position that `as_json` wrote.
+
+    >>> position_from_json(Position(batches=3).as_json()) == Position(batches=3)
+    True
+    """
+    found = value.get("checksums", ())  # early versions had none
+    checksums = tuple(tuple(map(tuple, each)) for each in found)
     states = tuple(value["states"])
     return Position(**{**value, "states": states, "checksums": checksums})
 
 
 def other_size(found: int, saved: int) -> BatchError:
-    """Return the error of a run that goes on with global batches of another size."""
+    """Return the error of a run that resumes with global batches of another size."""
     return BatchError(
         f"`dataset` must yield batches of {saved} examples, with which the run was "
         f"saved, got {found}. Go on with those, which any number of devices may share, "
@@ -102,8 +118,12 @@ def other_size(found: int, saved: int) -> BatchError:
     )
 
 
-def tell(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
-    """Ask each pass where it is; empty unless all can say so in plain values."""
+def states_of(passes: Sequence[Iterator[PyTree]]) -> tuple[Any, ...]:
+    """Return the state of each pass; empty unless all have one in plain values.
+
+    >>> states_of([iter([])])
+    ()
+    """
     states = tuple(_state_of(batches) for batches in passes)
     return states if all(state is not None for state in states) else ()
 
@@ -113,10 +133,14 @@ def start_at(
 ) -> list[Iterator[PyTree]]:
     """Begin the pass that `position` lies in, after the batches before it.
 
+    >>> source = Source(start=lambda: iter([1, 2, 3]), repeats=True, same_passes=True)
+    >>> list(start_at([source], Position(batches=1, epoch_batches=1))[0])
+    [2, 3]
+
     Args:
-      sources: One for each pipeline.
-      position: Where a run before was.
-      reread: What happens if they are others.
+      sources: One source for each pipeline.
+      position: Position of the run before.
+      reread: Action if the batches before it are others.
 
     Returns:
       A pass for each pipeline.
@@ -138,8 +162,8 @@ def start_at(
         return passes
     if not all(source.same_passes for source in sources):
         _log.warning(
-            "Going on after batch %d by reading all before it again: `dataset` cannot "
-            "say where it is. Hand over a grain dataset or a list to go on at once.",
+            "Going on after batch %d by reading all before it again: `dataset` has no "
+            "position. Pass a grain dataset or a list to go on at once.",
             position.batches,
         )
     for batches, known in zip(passes, again, strict=True):
@@ -152,28 +176,28 @@ def _state_of(batches: Iterator[PyTree]) -> Any:
     if not (hasattr(batches, "get_state") and hasattr(batches, "set_state")):
         return None
     state = batches.get_state()  # pyright: ignore[reportAttributeAccessIssue]
-    of_grain = type(batches).__module__.partition(".")[0] == "grain"
-    if isinstance(state, bytes) and of_grain:  # JSON, of its `DataLoader`
+    is_grain = type(batches).__module__.partition(".")[0] == "grain"
+    if isinstance(state, bytes) and is_grain:  # JSON, of its `DataLoader`
         return state.decode(errors="replace")
     return state if isinstance(state, Mapping) else None
 
 
 def _restore(batches: Iterator[PyTree], state: Any) -> None:
     if isinstance(state, str):
-        # grain compares the `repr` of its sampler and source, which holds an address in
-        # memory where the user's class has no `repr` of its own: take those of today.
-        told, now = json.loads(state), json.loads(_state_of(batches))
+        # grain compares the `repr` of its sampler and source, which holds a memory
+        # address if the user's class has no `repr` of its own: take the current ones.
+        saved, now = json.loads(state), json.loads(_state_of(batches))
         same = {
             name: value
             for name, value in now.items()
-            if _ADDRESS.sub("", str(value)) == _ADDRESS.sub("", str(told.get(name)))
+            if _ADDRESS.sub("", str(value)) == _ADDRESS.sub("", str(saved.get(name)))
         }
-        state = json.dumps(told | same).encode()
+        state = json.dumps(saved | same).encode()
     batches.set_state(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Again:
-    """Reads batches of one pipeline again, and looks whether they are the same."""
+    """Reads batches of one pipeline again, and checks whether they are the same."""
 
     def __init__(self, position: Position, pipeline: int, reread: Reread) -> None:
         known = position.checksums[pipeline] if position.checksums else ()
@@ -187,15 +211,15 @@ class _Again:
             crc32 = self._known.get((number, place))
             if crc32 is not None and checksum(batch) not in (crc32, None):
                 self._require_size(batch, place)
-                self._tell(f"batch {place} of pass {number}")
+                self._report(f"batch {place} of pass {number}")
             yield batch
 
     def skip(self, batches: Iterator[PyTree]) -> None:
-        """Read what was read of the last pass."""
+        """Read the batches of the last pass that were read before."""
         number, wanted = self._position.epoch, self._position.epoch_batches
         again = itertools.islice(self.read(batches, number), wanted)
         found = sum(1 for _ in again)
-        # Of several pipelines one may have ended before the others.
+        # With several pipelines, one may have ended before the others.
         crc32 = self._known.get((number, wanted - 1))
         ended = self._position.num_pipelines > 1 and crc32 is None
         if found < wanted and not ended:
@@ -211,7 +235,7 @@ class _Again:
         if place == 0 and saved and found != saved:  # the last of a pass may be short
             raise other_size(found, saved)
 
-    def _tell(self, which: str) -> None:
+    def _report(self, which: str) -> None:
         found = (
             f"`dataset` must yield again what the run read before, got another {which}."
         )

@@ -1,11 +1,11 @@
 """Run an iterator ahead of its consumer, in a thread.
 
-The thread stops when the iterator ends or fails, when the consumer closes, and when
-the consumer forgets it: it holds the channel only, never the `Prefetcher`. What it
-raises is raised again at the consumer. The consumer never waits without a limit.
+The thread stops when the iterator ends or fails, when the consumer closes it, and when
+the consumer drops it: the thread refers to the channel only, never to the `Prefetcher`.
+Its errors are raised again at the consumer. The consumer never waits without a limit.
 
 The thread works in bursts: a full channel wakes it again when it is half empty. Two
-Python threads that hand over item by item cost each other 100 µs an item.
+Python threads that alternate item by item cost each other 100 µs per item.
 """
 
 import collections
@@ -26,8 +26,8 @@ from replicator.errors import InputTimeoutError
 T = TypeVar("T")
 
 WARN_AFTER_S = 60.0
-_POLL_S = 0.05  # how often a starving consumer looks at its clock
-_CLOSE_WAIT_S = 2.0  # well inside the 5 s that a scheduler gives to a program to end
+_POLL_S = 0.05  # between a waiting consumer's looks at its clock
+_CLOSE_WAIT_S = 2.0  # well inside the 5 s in which schedulers let a program end
 _FORGOTTEN_WAIT_S = 0.5
 
 _log = logging.getLogger(__name__)
@@ -37,13 +37,13 @@ class Prefetcher(Generic[T]):
     """An iterator whose items are made ahead of time by a thread of its own.
 
     Args:
-      source: What the thread iterates and closes; it belongs to the thread now.
-      size: Items kept ready, or how many those are if all are like the first.
+      source: Generator that the thread iterates and closes; no longer the caller's.
+      size: Items kept ready, or a function of the first item that returns the number.
       timeout_s: Longest wait for one item, in seconds.
-      clock: Where waiting times come from.
-      is_over: Asked while an item is waited for: whether to end instead.
-      unasked: So many items are made ahead, at least 1; each after them when it is
-        waited for. None for all.
+      clock: Clock of waiting times.
+      is_over: Called while an item is waited for; True ends the iterator.
+      unasked: Number of items to make ahead, at least 1; each later one is made when it
+        is waited for. None makes all ahead.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class Prefetcher(Generic[T]):
         self._clock = clock or SystemClock()
         self._taken = 0
         self._stall_s = 0.0
+        # A daemon: code of a dataset that hangs must not keep the process alive. Ended
+        # by `close`, or when this object is collected.
         self._thread = threading.Thread(
             target=_fill,
             args=(self._channel, source, bool(jax.config.read("jax_enable_x64"))),
@@ -84,8 +86,8 @@ class Prefetcher(Generic[T]):
 
         Raises:
           StopIteration: The source has ended, this was closed, or `is_over`.
-          InputTimeoutError: Nothing came within `timeout_s`.
-          Exception: Whatever the source raised, with its traceback.
+          InputTimeoutError: No item came within `timeout_s`.
+          Exception: Any error of the source, with its traceback.
         """
         started_s = self._clock.now_s()
         try:
@@ -103,13 +105,13 @@ class Prefetcher(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Stop the thread and drop what it made; closing twice is fine."""
+        """Stop the thread and drop its items; closing twice is fine."""
         self._finalizer.detach()
         _stop(self._channel, self._thread, wait_s=_CLOSE_WAIT_S)
         if self._thread.is_alive():
             _log.warning(
                 "The input thread is still inside the dataset's code %.0f s after it "
-                "was told to stop; it ends with the batch it reads. It is at:\n%s",
+                "was asked to stop; it ends with the batch it reads. It is at:\n%s",
                 _CLOSE_WAIT_S,
                 _where_is(self._thread),
             )
@@ -125,7 +127,7 @@ class Prefetcher(Generic[T]):
                     raise InputTimeoutError(
                         f"`dataset` must yield batch {self._taken} within "
                         f"{self._timeout_s:g} s, got nothing after {waited_s:.0f} s. "
-                        "Look where its thread is (the log says), or raise `timeout_s`."
+                        "Look in the log for where its thread is, or raise `timeout_s`."
                     )
                 case "warn":
                     warned = True
@@ -141,26 +143,30 @@ class Prefetcher(Generic[T]):
 def decide_wait(
     waited_s: float, *, warned: bool, timeout_s: float
 ) -> Literal["wait", "warn", "fail"]:
-    """Decide what a consumer does that has waited so long for one item."""
+    """Decide what a consumer does after waiting `waited_s` for one item.
+
+    >>> decide_wait(60.0, warned=False, timeout_s=600.0)
+    'warn'
+    """
     if not warned and waited_s >= min(WARN_AFTER_S, timeout_s):
         return "warn"
     return "fail" if waited_s >= timeout_s else "wait"
 
 
 class _Channel(Generic[T]):
-    """A bounded queue that also carries the end, a failure, and the wish to stop."""
+    """A bounded queue with an end, an error, and a request to stop."""
 
     def __init__(self, size: int | Callable[[T], int], unasked: int | None = None):
-        self._left = unasked  # to be made before somebody waits for the next
+        self._left = unasked  # to make before the consumer waits for the next
         self._items: collections.deque[T] = collections.deque()
         self._size = size if callable(size) else lambda first: size
         self._room: int | None = None  # until the first item is here
         self._filling = True  # false from when it is full until it is half empty
         self._ended = False
         self._error: BaseException | None = None
-        # Of all the above: the thread adds, the consumer takes, either ends it, and no
-        # other lock is taken inside. Re-entrant: the garbage collector may close the
-        # channel from a thread that is inside it.
+        # Guards all fields above: the thread adds, the consumer takes, either ends the
+        # channel. No other lock is taken under it. Re-entrant: the garbage collector
+        # may close the channel from a thread that is inside it.
         self._changed = threading.Condition()
 
     def put(self, item: T) -> bool:
@@ -181,12 +187,12 @@ class _Channel(Generic[T]):
                 self._changed.notify_all()
             if self._left is not None:
                 self._left -= 1
-                # Not before it is asked for: an iterator may have other readers after.
+                # Wait for the consumer: others may read the iterator after this.
                 self._changed.wait_for(lambda: self._ended or self._left != 0)
             return not self._ended
 
     def take(self) -> T:
-        """Return the oldest item; at the end, raise what the end is."""
+        """Return the oldest item; at the end, raise the error or `StopIteration`."""
         with self._changed:
             if self._items:
                 item = self._items.popleft()
@@ -196,8 +202,8 @@ class _Channel(Generic[T]):
             raise self._error or StopIteration
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until `take` has an answer; return whether it has."""
-        if self._items:  # only the consumer takes, so there it stays
+        """Wait until `take` can return or raise; return whether it can."""
+        if self._items:  # without the lock: only the consumer removes items
             return True
         with self._changed:
             if self._left == 0 and not self._items:
@@ -213,14 +219,14 @@ class _Channel(Generic[T]):
         )
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that nothing follows; the consumer still gets what is here."""
+        """End the channel; the consumer still gets the items in it."""
         with self._changed:
             self._ended = True
             self._error = self._error or error
             self._changed.notify_all()
 
     def drop(self) -> None:
-        """Say that the consumer is gone."""
+        """Drop all items and end the channel: the consumer is gone."""
         with self._changed:
             self._items.clear()
             self.end()
@@ -229,8 +235,7 @@ class _Channel(Generic[T]):
 def _fill(channel: _Channel[T], source: Generator[T, None, None], x64: bool) -> None:
     """Move items into the channel until either side ends; the thread's body."""
     try:
-        # JAX keeps this setting by thread: batches are cast as the consumer's thread
-        # would cast them.
+        # JAX keeps this setting per thread: batches are cast as in the consumer's.
         with jax.enable_x64(x64), contextlib.closing(source):
             for item in source:
                 if not channel.put(item):

@@ -1,7 +1,7 @@
-"""Join what the pipelines read into one host batch; pad and mask an uneven one.
+"""Join the parts of all pipelines into one host batch; pad and mask an uneven one.
 
 A padded batch has the shape of a full one, so nothing recompiles. Its padding repeats
-real examples, so no zero division or NaN is born there, and its leaf `mask` is 0 for
+real examples, which cause no division by zero or NaN, and its leaf `mask` is 0 for
 them: a mean weighted by `mask` counts every example of the dataset once.
 """
 
@@ -17,10 +17,10 @@ from replicator.base.types import PyTree
 from replicator.errors import BatchError
 from replicator.inputs.checks import canonical_dtype
 from replicator.inputs.position import Position
-from replicator.inputs.synchronized_reads import Turn
+from replicator.inputs.synchronized_reads import SharedRead
 
 Remainder: TypeAlias = Literal["mask", "drop", "refuse"]
-"""What becomes of an uneven last batch."""
+"""Treatment of an uneven last batch."""
 
 MASK = "mask"
 
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class HostBatch(NamedTuple):
-    """A full-size batch in memory that is ours, in the dtypes that JAX will hold.
+    """A full-size batch in memory of its own, in the dtypes that JAX will hold.
 
     Attributes:
       value: Leaves [host_batch, ...].
-      examples: How many are real, over all processes.
+      examples: Number of real examples, over all processes.
       padded: Whether the others only fill up.
-      position: Where the input is after it.
+      position: Position of the input after it.
     """
 
     value: PyTree
@@ -43,34 +43,34 @@ class HostBatch(NamedTuple):
     position: Position
 
 
-def join_turn(
-    turn: Turn, position: Position, *, accumulate: int, remainder: Remainder
+def join_read(
+    shared: SharedRead, position: Position, *, accumulate: int, remainder: Remainder
 ) -> HostBatch | None:
-    """Make one host batch of a turn: parts in pipeline order within each microbatch.
+    """Join a read to one host batch: parts in pipeline order within each microbatch.
 
     So with a pipeline for each replica, every replica reads from its own pipeline under
     any accumulation.
 
     Args:
-      turn: What the pipelines of this process read, and what it is a part of.
-      position: Where the input is after it.
+      shared: Read of the pipelines of this process, as a part of a global batch.
+      position: Position of the input after it.
       accumulate: Microbatches per update.
-      remainder: What becomes of a turn with fewer examples than a full one.
+      remainder: Treatment of a read with fewer examples than a full one.
 
     Returns:
-      The batch, or None where an uneven one is dropped. But under "refuse"
-      every dict has a leaf `mask`, float32 [host_batch], or its own one multiplied by
-      it: a step that reads it needs no change where what is left over is dropped.
+      The batch, or None if an uneven one is dropped. Except under "refuse", every dict
+      has a leaf `mask`, float32 [host_batch], or its own one multiplied by it: a step
+      that reads it works under "drop", too.
 
     Raises:
-      BatchError: The turn is uneven and may not be, or cannot carry a mask.
+      BatchError: The read is uneven and may not be, or cannot carry a mask.
     """
-    parts, full = turn.read.parts, turn.read.full
+    parts, full = shared.read.parts, shared.read.full
     sizes = [0 if part is None else examples_of(part) for part in parts]
     there = [part for part in parts if part is not None]
-    sample = there[0] if there else turn.sample
-    if turn.examples < turn.full:
-        where = f"{turn.examples} of {turn.full} (batch {position.batches - 1})"
+    sample = there[0] if there else shared.sample
+    if shared.examples < shared.full:
+        where = f"{shared.examples} of {shared.full} (batch {position.batches - 1})"
         _check_may_be_uneven(sample, where, remainder)
         if remainder == "drop":
             _log.warning(
@@ -86,15 +86,19 @@ def join_turn(
         value = _with_mask(value, _mask(sizes, full, accumulate))
     return HostBatch(
         value=value,
-        examples=turn.examples,
-        padded=turn.examples < turn.full,
+        examples=shared.examples,
+        padded=shared.examples < shared.full,
         position=position,
     )
 
 
 @functools.lru_cache
 def full_mask(examples: int) -> np.ndarray:
-    """Return the mask of a batch without padding: one array for all of them."""
+    """Return the mask of a batch without padding: one shared, read-only array.
+
+    >>> full_mask(3)
+    array([1., 1., 1.], dtype=float32)
+    """
     mask = np.ones(examples, np.float32)
     mask.flags.writeable = False
     return mask
@@ -121,12 +125,20 @@ def _check_may_be_uneven(sample: PyTree, found: str, remainder: Remainder) -> No
 
 
 def examples_of(batch: PyTree) -> int:
-    """Return how many rows the leaves of a batch have."""
+    """Return the number of rows of the leaves of a batch.
+
+    >>> examples_of({"x": np.zeros((8, 2))})
+    8
+    """
     return len(jax.tree.leaves(batch)[0])
 
 
 def fill_up(batch: PyTree, full: int) -> PyTree:
-    """Repeat the examples in turn until there are `full`."""
+    """Repeat the examples in order until there are `full`.
+
+    >>> fill_up({"x": np.arange(2)}, 3)
+    {'x': array([0, 1, 0])}
+    """
     examples = examples_of(batch)
     if examples == full:
         return batch
@@ -147,8 +159,8 @@ def _join(
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:
-    # Always a copy: on a CPU, JAX takes over aligned NumPy memory without copying it,
-    # and many producers write their next batch into the memory of their last.
+    # Always a copy: on a CPU, JAX uses aligned NumPy memory without copying it, and
+    # many producers write their next batch into the memory of their last.
     return np.array(leaf, dtype=canonical_dtype(leaf.dtype))
 
 

@@ -1,8 +1,8 @@
 """Read one batch from every pipeline at a time, epoch after epoch, and check each.
 
-Pipelines go in step, also those of other processes (`in_step`). One that ends before
-the others takes part with no example until all have ended: nothing is lost, nothing is
-read twice.
+All pipelines read one batch each, also those of other processes (`in_step`). One that
+ends before the others takes part without examples until all have ended: no example is
+lost or read twice.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from replicator.inputs.checks import (
 )
 from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
-from replicator.inputs.position import Position, other_size, start_at, tell
-from replicator.inputs.remainder import HostBatch, join_turn
-from replicator.inputs.synchronized_reads import Read, ReadSync, Turn, by_itself
+from replicator.inputs.position import Position, other_size, start_at, states_of
+from replicator.inputs.remainder import HostBatch, join_read
+from replicator.inputs.synchronized_reads import Read, ReadSync, SharedRead, read_alone
 
 _END: Any = object()
 
@@ -36,34 +36,34 @@ def host_batches(
     sources: Sequence[Source],
     *,
     parts: int,
-    of: str,
+    kind: str,
     options: InputOptions,
     start: Position | None = None,
     in_step: ReadSync | None = None,
 ) -> Generator[HostBatch, None, None]:
-    """Yield full-size batches until the sources, or the asked-for epochs, end.
+    """Yield full-size batches until the sources, or the requested epochs, end.
 
     Args:
-      sources: One for each pipeline of this process.
-      parts: How many share the batches of this process.
-      of: What shares them, in the plural.
-      options: Everything else.
-      start: Where to begin; at the first batch if None.
-      in_step: The other processes; None where this one reads by itself.
+      sources: One source for each pipeline of this process.
+      parts: Number of parts that share the batches of this process.
+      kind: Name of these parts in the plural: "replicas".
+      options: All other options.
+      start: Position to begin at; the first batch if None.
+      in_step: Synchronisation with other processes; None for a single process.
 
     Raises:
       BatchError: There is no batch at all, or one does not fit.
       NonFiniteError: A batch holds NaN.
     """
     reader = _Reader(
-        sources, parts=parts, of=of, options=options, start=start, in_step=in_step
+        sources, parts=parts, kind=kind, options=options, start=start, in_step=in_step
     )
     while options.epochs is None or reader.position.epoch < options.epochs:
         first, yielded = reader.position, 0
-        with contextlib.closing(reader.epoch()) as turns:
-            for turn in turns:
-                batch = join_turn(
-                    turn,
+        with contextlib.closing(reader.epoch()) as reads:
+            for shared in reads:
+                batch = join_read(
+                    shared,
                     reader.position,
                     accumulate=options.accumulate,
                     remainder=options.remainder,
@@ -73,8 +73,8 @@ def host_batches(
                     yield batch
         read = reader.position.batches - first.batches
         if read == 0 and first.batches > 0 and first.epoch_batches == 0:
-            return  # it calls itself an iterable, and can be read only once
-        # A run may go on right where an epoch had ended, and find nothing more in it.
+            return  # an iterable that can be read only once after all
+        # A run may resume at the end of an epoch, and find nothing more in it.
         if not yielded and first.epoch_batches == 0:
             raise BatchError(
                 "`dataset` must yield at least one batch, got "
@@ -86,54 +86,54 @@ def host_batches(
 
 
 class _Part(NamedTuple):
-    """What one pipeline read, and its form."""
+    """A batch of one pipeline, and its form."""
 
     batch: PyTree
     form: BatchForm
 
 
 class _Reader:
-    """Reads rounds; remembers the form of the first and how many there were."""
+    """Reads rounds; keeps the form of the first, and their number."""
 
     def __init__(
         self,
         sources: Sequence[Source],
         *,
         parts: int,
-        of: str,
+        kind: str,
         options: InputOptions,
         start: Position | None,
         in_step: ReadSync | None,
     ):
         self.position = start or Position()
-        self._read_before = self.position.batches  # what is ahead of the position, too
+        self._read_before = self.position.batches  # with those ahead of the position
         self._saved_batches = self.position.batches
         self._form: BatchForm | None = None
-        self._quick_form: tuple | None = None  # of a full part, to tell its like fast
+        self._quick_form: tuple | None = None  # of a full part, for a fast check
         self._sources = sources
-        self._parts, self._of = parts, of
+        self._parts, self._kind = parts, kind
         self._options = options
-        self._take_turns = in_step.turns if in_step is not None else by_itself
+        self._share = in_step.read_together if in_step is not None else read_alone
         self._num_pipelines = (
             in_step.num_pipelines if in_step is not None else len(sources)
         )
 
     @property
     def index(self) -> int:
-        """How many batches were read before, by earlier runs too."""
+        """Number of batches read before, those of earlier runs included."""
         return self._read_before
 
-    def epoch(self) -> Generator[Turn, None, None]:
-        """Start all sources where this epoch stands, and read them to their ends.
+    def epoch(self) -> Generator[SharedRead, None, None]:
+        """Start all sources at the position in this epoch, and read them to their ends.
 
-        `position` is where the input is after the turn that was yielded last.
+        `position` is that of the input after the read that was yielded last.
         """
         passes: list[Iterator[PyTree]] = []
         try:
-            with contextlib.closing(self._take_turns(self._reads(passes))) as turns:
-                for turn in turns:
-                    self._advance(turn)
-                    yield turn
+            with contextlib.closing(self._share(self._reads(passes))) as reads:
+                for shared in reads:
+                    self._advance(shared)
+                    yield shared
         finally:
             self._close(passes)
         self.position = dataclasses.replace(
@@ -141,12 +141,12 @@ class _Reader:
         )
 
     def _reads(self, passes: list[Iterator[PyTree]]) -> Iterator[Read]:
-        # Here and not before: what goes wrong is told to the other processes.
+        # Here and not before: errors are sent to the other processes.
         passes += start_at(self._sources, self.position, self._options.reread)
         while any(parts := self._read(passes)):
             full = self._check(parts)
-            states = tell(passes)
-            # Now: a producer may use its memory again for the next batch.
+            states = states_of(passes)
+            # Now: a producer may reuse its memory for the next batch.
             checksums = tuple(part and checksum(part.batch) for part in parts)
             self._end_short(parts, full, passes)
             self._read_before += 1
@@ -160,16 +160,16 @@ class _Reader:
                 form=self._form.leaves,
             )
 
-    def _advance(self, turn: Turn) -> None:
+    def _advance(self, shared: SharedRead) -> None:
         self.position = Position(
             batches=self.position.batches + 1,
-            examples=self.position.examples + turn.examples,
+            examples=self.position.examples + shared.examples,
             epoch=self.position.epoch,
             epoch_batches=self.position.epoch_batches + 1,
-            full_batch=turn.full,
+            full_batch=shared.full,
             num_pipelines=self._num_pipelines,
-            states=turn.read.states,
-            checksums=self.position.checksums_after(turn.read.checksums),
+            states=shared.read.states,
+            checksums=self.position.checksums_after(shared.read.checksums),
         )
 
     def _read(self, passes: list[Iterator[PyTree]]) -> list[_Part | None]:
@@ -201,7 +201,7 @@ class _Reader:
             check_divides(
                 self._form.examples * len(parts),
                 parts=self._parts,
-                of=self._of,
+                kind=self._kind,
                 accumulate=self._options.accumulate,
                 where="batch 0",
             )
@@ -229,7 +229,7 @@ class _Reader:
         full: int,
         passes: list[Iterator[PyTree]],
     ) -> None:
-        """Look past each short part: it must be the last of its pipeline."""
+        """Check that each short part is the last of its pipeline."""
         for pipeline, part in enumerate(parts):
             if part is None or part.form.examples == full:
                 continue
@@ -248,8 +248,8 @@ class _Reader:
         return other_size(found * self._num_pipelines, saved)
 
     def _close(self, passes: Sequence[Iterator[PyTree]]) -> None:
-        # An iterator that the user made may be read on after us: we close only ours.
-        # There are none where to start them failed.
+        # A user's iterator may be read on after this: close only iterators made here.
+        # There are none if starting them failed.
         for source, batches in zip(self._sources, passes, strict=False):
             close = getattr(batches, "close", None)
             if source.repeats and close is not None:

@@ -1,6 +1,6 @@
-"""Hand out an input's batches but those left out, and remember which step got which.
+"""Yield an input's batches except some, and record which step got which batch.
 
-A batch is known by its index in the whole input, so what is left out is the same in
+A batch is identified by its index in the whole input, so the same ones are left out in
 every run over it, wherever the run began. A call of several steps is left out whole.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
 
-_REMEMBERED = 1024  # calls; a bad number is noticed long before so many more
+_REMEMBERED = 1024  # calls; a bad number is found long before so many more
 
 
 class SkippedBatches:
@@ -18,11 +18,11 @@ class SkippedBatches:
 
     Args:
       batches: The input; closed with this.
-      left_out: Which calls to leave out, by the index of their first batch.
+      left_out: Calls to leave out, by the index of their first batch.
 
     Attributes:
       in_order: Whether each step so far got the batch after that of the step before:
-        then to read the input again is to make the same steps again.
+        then reading the input again makes the same steps again.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SkippedBatches:
         self.in_order = True
         self._batches = batches
         self._left_out = frozenset(left_out)
-        self._newest: Placed | None = None  # handed out, and no step has it yet
+        self._newest: Placed | None = None  # yielded, and not used by a step yet
         # (the first step of a call, the last, the index of its first batch)
         self._calls: collections.deque[tuple[int, int, int]] = collections.deque(
             maxlen=_REMEMBERED
@@ -39,7 +39,7 @@ class SkippedBatches:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that the input let its consumer wait."""
+        """Seconds that the consumer has waited for the input so far."""
         return self._batches.stall_s
 
     def __iter__(self) -> Iterator[Placed]:
@@ -56,11 +56,11 @@ class SkippedBatches:
         return batch
 
     def given(self, batch: Placed | None, *, step: int) -> None:
-        """Note which batch a call of the step gets.
+        """Record the batch of a call of the step.
 
         Args:
-          batch: As it was handed out; None for one from elsewhere.
-          step: Updates done before.
+          batch: Batch of this iterator; None for one from elsewhere.
+          step: Updates made before.
         """
         if batch is None or batch is not self._newest:
             self.in_order = False
@@ -75,7 +75,7 @@ class SkippedBatches:
     def call_of(self, step: int) -> int | None:
         """Return the index of the first batch of the call that made `step`.
 
-        None if that is not known any more, or the batch was none of the input's.
+        None if that is not known any more, or the batch came from elsewhere.
         """
         for first, last, index in self._calls:
             if first <= step <= last:

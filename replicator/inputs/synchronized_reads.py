@@ -1,10 +1,10 @@
-"""Let the pipelines of all processes read in step, by exchange, to one common end.
+"""Read the same number of batches in all processes, by exchange, to a common end.
 
 Every process must dispatch the same steps, so none may use a batch before it is known
-that each has one. They tell each other how many they have read, a window at a time, in
-the thread that reads ahead; the devices never wait for it. A process whose pipelines
-have ended takes part with nothing until all have ended. What goes wrong in one of them
-is an error in all.
+that each has one. They exchange how many they have read, a window at a time, in the
+thread that reads ahead; the devices never wait for it. A process whose pipelines have
+ended takes part without examples until all have ended. An error in one process is
+raised in all.
 """
 
 import functools
@@ -25,9 +25,9 @@ from replicator.errors import BatchError, DistributedError
 from replicator.inputs.checksums import checksum
 
 _MOST_BYTES, _MOST_READS = 2**20, 32
-_MOST_READS_OF_ONCE = 2  # of what is read once little is read ahead: it may be new
-# Another process may be busy with something else for hours, and read nothing. Who wants
-# a batch meanwhile waits for `InputOptions.timeout_s`; one that dies ends the wait.
+_MOST_READS_OF_ONCE = 2  # an iterator may yield new data: read little ahead
+# Another process may be busy for hours, and read nothing. A consumer of batches waits
+# meanwhile for `InputOptions.timeout_s`; the death of a process ends the wait.
 _LONGEST_S = 86_400.0
 _numbers = itertools.count()
 
@@ -36,12 +36,12 @@ class Read(NamedTuple):
     """One batch of every pipeline of this process.
 
     Attributes:
-      parts: Arrays by pipeline; None where a pipeline has ended.
-      examples: How many they hold.
+      parts: Arrays by pipeline; None for a pipeline that has ended.
+      examples: Number of examples in them.
       full: Examples in a full part.
-      states: Where the pipelines are after it, if they say so.
-      checksums: Of what each pipeline read; None where that is not known.
-      form: What all parts look like: dtype and shape by path.
+      states: States of the pipelines after it, if they have any.
+      checksums: Checksum of each part; None if unknown.
+      form: Dtype and shape of all parts, by path.
     """
 
     parts: Sequence[PyTree | None]
@@ -52,14 +52,14 @@ class Read(NamedTuple):
     form: Mapping[str, str] = MappingProxyType({})
 
 
-class Turn(NamedTuple):
-    """A read, and what it is a part of.
+class SharedRead(NamedTuple):
+    """A read of this process, as a part of a global batch.
 
     Attributes:
-      read: What this process contributes, perhaps no example.
-      examples: How many all processes contribute.
-      full: How many they would if it were a full batch.
-      sample: Rows to fill up with where this process has none.
+      read: Read of this process, perhaps without examples.
+      examples: Number of examples of all processes.
+      full: Number of examples of a full batch.
+      sample: Rows to fill up with if this process has none.
     """
 
     read: Read
@@ -68,21 +68,26 @@ class Turn(NamedTuple):
     sample: PyTree = None
 
 
-def by_itself(reads: Iterator[Read]) -> Generator[Turn, None, None]:
-    """Take turns in a process that reads all there is."""
+def read_alone(reads: Iterator[Read]) -> Generator[SharedRead, None, None]:
+    """Yield the reads of a process that reads whole batches.
+
+    >>> [one.full for one in read_alone(iter([Read(parts=[None], examples=0, full=8)]))]
+    [8]
+    """
     for read in reads:
         full = read.full * len(read.parts)
-        yield Turn(read=read, examples=read.examples, full=full)
+        yield SharedRead(read=read, examples=read.examples, full=full)
 
 
 class ReadSync:
-    """Takes turns with the other processes of a mesh; one object for an input.
+    """Synchronises reads with the other processes of a mesh; one object per input.
 
     All processes open the same inputs in the same order.
 
     Args:
-      num_pipelines: Of all processes; with one, each reads the same, whole batches.
-      once: Whether some of what is read can be read only once.
+      num_pipelines: Number of pipelines of all processes; with one, each process reads
+        the same, whole batches.
+      once: Whether a source can be read only once.
     """
 
     def __init__(self, *, num_pipelines: int, once: bool) -> None:
@@ -96,29 +101,29 @@ class ReadSync:
         self._sample: PyTree = None
         self._over = False
 
-    def turns(self, reads: Iterator[Read]) -> Generator[Turn, None, None]:
-        """Take turns until the reads of all processes have ended.
+    def read_together(self, reads: Iterator[Read]) -> Generator[SharedRead, None, None]:
+        """Yield reads until those of all processes have ended.
 
         Raises:
-          BatchError: A process failed to read, or has none or another kind of batches.
-          DistributedError: A process is missing, or has stopped to read.
-          Exception: What reading here raised.
+          BatchError: A process failed to read, or has no or other batches.
+          DistributedError: A process is missing, or has stopped reading.
+          Exception: Any error of reading in this process.
         """
         checked = False
         while True:
             found, failure = self._read_window(reads)
-            # The first batch of a pass tells whether all read the same.
+            # The first batch of a pass shows whether all read the same.
             look = self._shared and not checked and bool(found)
             content = found[0].checksums[0] if look else None
-            if look and content is None:  # it lies on a device: once, it may wait
+            if look and content is None:  # on a device: waiting once is acceptable
                 content = checksum(jax.tree.map(np.asarray, found[0].parts[0]))
             checked = checked or look
-            said = self._exchange(self._word(found, failure, content))
+            reports = self._exchange(self._report(found, failure, content))
             if failure is not None:
                 self._over = True
                 raise failure
-            yield from self._closing(self._turns(found, said))
-            if all(word["ended"] for word in said):
+            yield from self._closing(self._join(found, reports))
+            if all(report["ended"] for report in reports):
                 return
 
     def _read_window(
@@ -127,17 +132,17 @@ class ReadSync:
         found: list[Read] = []
         try:
             for read in itertools.islice(reads, self._size):
-                # A producer may use its memory again for the next of the window.
+                # A producer may reuse its memory for the next read of the window.
                 found.append(_copied(read) if self._size > 1 else read)
                 self._first = self._first or _copied(read)
-        except Exception as failure:  # told to the others, then raised
+        except Exception as failure:  # sent to the others, then raised
             return found, failure
         return found, None
 
-    def _word(
+    def _report(
         self, found: list[Read], failure: Exception | None, content: int | None
     ) -> dict[str, Any]:
-        """Say what this process has for the window."""
+        """Describe the window of this process."""
         first = self._first
         return {
             "examples": [read.examples for read in found],
@@ -152,21 +157,21 @@ class ReadSync:
             "closed": False,
         }
 
-    def _turns(self, found: list[Read], said: list[dict]) -> Iterator[Turn]:
-        self._refuse(said)
-        most = max(len(word["examples"]) for word in said)
+    def _join(self, found: list[Read], reports: list[dict]) -> Iterator[SharedRead]:
+        self._refuse(reports)
+        most = max(len(each["examples"]) for each in reports)
         own = found + [self._nothing()] * (most - len(found)) if most else []
-        full = [word["full"] * word["parts"] for word in said] if most else []
+        full = [each["full"] * each["parts"] for each in reports] if most else []
         for index, read in enumerate(own):
-            counts = [dict(enumerate(word["examples"])).get(index, 0) for word in said]
-            yield Turn(
+            counts = [dict(enumerate(one["examples"])).get(index, 0) for one in reports]
+            yield SharedRead(
                 read=read,
                 examples=counts[0] if self._shared else sum(counts),
                 full=full[0] if self._shared else sum(full),
                 sample=self._sample,
             )
-        nbytes = max(word["bytes"] for word in said)
-        limit = min(word["most"] for word in said)
+        nbytes = max(each["bytes"] for each in reports)
+        limit = min(each["most"] for each in reports)
         room = max(1, min(limit, _MOST_BYTES // max(nbytes, 1)))
         self._size = min(2 * self._size, room)
 
@@ -177,32 +182,35 @@ class ReadSync:
         nobody = [None] * len(self._first.parts)
         return Read(parts=nobody, examples=0, full=self._first.full)
 
-    def _refuse(self, said: list[dict]) -> None:
-        """Raise in every process what is wrong in one."""
+    def _refuse(self, reports: list[dict]) -> None:
+        """Raise an error of one process in every process."""
         self._over = True
-        for process, word in enumerate(said):
-            if word["closed"]:
+        for process, report in enumerate(reports):
+            if report["closed"]:
                 raise DistributedError(
                     f"`dataset` must be read by all processes alike, but process "
-                    f"{process} has stopped to read. See why it ended first."
+                    f"{process} has stopped reading. See why it ended first."
                 )
-            if word["error"] is not None:
+            if report["error"] is not None:
                 raise BatchError(
                     f"`dataset` must be readable in every process, got an error in "
-                    f"process {process}: {word['error']}"
+                    f"process {process}: {report['error']}"
                 )
-        _refuse_odd(said, "full", "batches of as many examples")
-        _refuse_odd(said, "form", "the same leaves")
+        _refuse_odd(reports, "full", "batches of as many examples")
+        _refuse_odd(reports, "form", "the same leaves")
         if self._shared:
-            _refuse_odd(said, "examples", "the same global batches")
-            _refuse_odd(said, "content", "the same global batches")
+            _refuse_odd(reports, "examples", "the same global batches")
+            _refuse_odd(reports, "content", "the same global batches")
         self._over = False
 
-    def _closing(self, turns: Iterator[Turn]) -> Generator[Turn, None, None]:
+    def _closing(
+        self, reads: Iterator[SharedRead]
+    ) -> Generator[SharedRead, None, None]:
         try:
-            yield from turns
+            yield from reads
         except GeneratorExit:
-            # Others may wait for our next word; those that stop with us say the same.
+            # Others may wait for this process's next report; those that stop at the
+            # same time send the same.
             if not self._over:
                 self._over = True
                 self._exchange({"closed": True})
@@ -210,32 +218,32 @@ class ReadSync:
 
 
 def read_sync_over(mesh: Mesh, *, num_pipelines: int, once: bool) -> ReadSync | None:
-    """Return what keeps the processes of a mesh in step; None if it has only one."""
+    """Return the synchronisation of reads over a mesh; None for a single process."""
     if not spans_processes(mesh):
         return None
     return ReadSync(num_pipelines=num_pipelines, once=once)
 
 
-def _refuse_odd(said: list[dict], field: str, must: str) -> None:
-    words = [word[field] for word in said]
-    if odd := first_odd(words):
+def _refuse_odd(reports: list[dict], field: str, must: str) -> None:
+    values = [report[field] for report in reports]
+    if odd := first_odd(values):
         process, other = odd
         raise BatchError(
             f"`dataset` must yield {must} in every process, got "
-            f"{_told(words[process])} in process {process} and {_told(words[other])} "
+            f"{_text(values[process])} in process {process} and {_text(values[other])} "
             f"in process {other}. Seed and cut the input alike everywhere, or write "
             "`def input_fn(context)`."
         )
 
 
-def _told(word: Any) -> str:
-    if word is None:
+def _text(value: Any) -> str:
+    if value is None:
         return "no batch"
-    if isinstance(word, int):
-        return f"{word}"
-    if isinstance(word, dict):
-        return ", ".join(f"`{path}` {rows}" for path, rows in word.items())
-    return f"batches of {word} examples"
+    if isinstance(value, int):
+        return f"{value}"
+    if isinstance(value, dict):
+        return ", ".join(f"`{path}` {rows}" for path, rows in value.items())
+    return f"batches of {value} examples"
 
 
 def _copied(read: Read) -> Read:

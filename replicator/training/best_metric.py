@@ -7,12 +7,7 @@ Evaluations have the same numbers in every process, so that all decide the same.
 import dataclasses
 from typing import Literal, TypeAlias
 
-from replicator.errors import (
-    ArgumentError,
-    check_number,
-    check_text,
-    check_whole,
-)
+from replicator.errors import ArgumentError, check_number, check_text, check_whole
 
 Verdict: TypeAlias = Literal["best", "go_on", "stop"]
 """Meaning of an evaluation for the run."""

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
@@ -29,8 +29,7 @@ from replicator.writers.writer import named_numbers
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Began:
+class Began(NamedTuple):
     """Seed and dataset that a run began with; a checkpoint holds them as JSON."""
 
     seed: int
@@ -97,7 +96,7 @@ class SaveCheckpoints(Hook):
         self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
-        self._about = {"began": dataclasses.asdict(resumed.began), **_settings(spec)}
+        self._about = {"began": resumed.began._asdict(), **_settings(spec)}
         self._log = spec.log_once
         self._logged = store.counts
         # Written by the store's thread before it counts the save; read and cleared by
@@ -258,18 +257,15 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
             "of that version.",
             int(found.arrays.step),
         )
-    saved = Began(**(found.meta.get("began") or dataclasses.asdict(began)))
-    for name, now, before in (
-        ("seed", began.seed, saved.seed),
-        ("dataset", began.dataset, saved.dataset),
-    ):
-        if now != before:
-            _log.warning(
-                "`%s` is %s, and was %s when the run was saved: the run goes on with "
-                "its old keys, at its place in the input. Choose another "
-                "`checkpoint_dir` to begin anew.",
-                *(name, now, before),
-            )
+    now = began._asdict()
+    saved = found.meta.get("began") or now
+    for name in (name for name in now if now[name] != saved[name]):
+        _log.warning(
+            "`%s` is %s, and was %s when the run was saved: the run goes on with its "
+            "old keys, at its place in the input. Choose another `checkpoint_dir` to "
+            "begin anew.",
+            *(name, now[name], saved[name]),
+        )
     last = found.meta.get("last_metrics")
     reports, hooks = (found.meta.get(kind, ()) for kind in ("reports", "hooks"))
     _warn_of_changes(_settings(spec), found.meta)
@@ -281,7 +277,7 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
         reports=reports,
         hooks=hooks,
         last_metrics=None if last is None else result_from_json(last),
-        began=dataclasses.replace(began, seed=saved.seed),
+        began=began._replace(seed=Began(**saved).seed),
     )
 
 

@@ -13,9 +13,7 @@ import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.types import PyTree
-from replicator.distributed.same_everywhere import (
-    require_same_state,
-)
+from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.step.state import RunState
 from replicator.hooks.hook_states import load_hooks
@@ -208,7 +206,7 @@ def _try_evaluation(spec: RunSpec, user: PyTree) -> None:
         return
     with spec.phases.during("evaluate"):
         one = InputOptions(steps=1)
-        metrics = wanted.found_by(spec.evaluation_of, user, inputs=one)
+        metrics = wanted.evaluate(spec.evaluation_of, user, inputs=one)
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
 
@@ -227,7 +225,7 @@ def _evaluation(
             raise EvaluationLeft
 
     return EvaluateEvery(
-        lambda state: wanted.found_by(
+        lambda state: wanted.evaluate(
             spec.evaluation_of, state, between=leave_if_asked
         ),
         wanted.when,

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -247,27 +246,31 @@ class Evaluating:
     when: Every
     follow: Follow | None
 
-    def found_by(
+    def evaluate(
         self,
         evaluation_of: Callable[[EvalFn], Evaluation],
         state: PyTree,
-        **options: Any,
+        *,
+        inputs: InputOptions | None = None,
+        between: Callable[[], None] = lambda: None,
     ) -> Mapping[str, PyTree]:
         """Return the metrics of the dataset, or of each dataset under its name.
 
         Args:
           evaluation_of: Returns the evaluation for an `eval_fn`.
           state: The user's state.
-          **options: Options of the evaluation's call.
+          inputs: Options of reading the dataset.
+          between: Called between blocks of examples; may raise to leave.
         """
         evaluation = evaluation_of(self.eval_fn)
+
+        def metrics_of(dataset: Dataset) -> dict[str, PyTree]:
+            return evaluation(state, dataset, inputs=inputs, between=between)
+
         if not isinstance(self.dataset, Mapping):
-            return evaluation(state, self.dataset, **options)
+            return metrics_of(self.dataset)
         # Sorted: the order of the dict may differ between processes.
-        return {
-            name: evaluation(state, self.dataset[name], **options)
-            for name in sorted(self.dataset)
-        }
+        return {name: metrics_of(self.dataset[name]) for name in sorted(self.dataset)}
 
 
 def evaluating_of(options: RunOptions) -> Evaluating | None:

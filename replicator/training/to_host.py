@@ -32,8 +32,8 @@ def whole_on_host(tree: PyTree) -> PyTree:
 
     All processes call it together; each device briefly holds each sharded leaf whole.
 
-    >>> whole_on_host({"w": jax.numpy.ones(2), "n": 3})
-    {'w': array([1., 1.], dtype=float32), 'n': 3}
+    >>> whole_on_host([jax.numpy.ones(2), 3])
+    [array([1., 1.], dtype=float32), 3]
 
     Args:
       tree: Arrays of JAX or NumPy.

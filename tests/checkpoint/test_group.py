@@ -44,7 +44,7 @@ def test_pieces_that_are_not_what_was_written_are_refused(tmp_path):
 
 def test_a_process_alone_tells_and_asks_nobody():
     group = Group(together=False, timeout_s=1.0)
-    assert group.tell("anything", 5) == [5]
+    assert group.share("anything", 5) == [5]
     assert group.lead("anything", lambda: [7]) == [7]
 
 

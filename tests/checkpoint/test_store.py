@@ -222,9 +222,9 @@ def other_model():
             {"count": np.zeros((), np.int32)},
             None,
             "The state must be that of the model that was saved at step 1, got "
-            "another: `params/w` was saved and is not asked for. Begin anew in another "
-            "directory, or restore a part with `CheckpointStore.restore(..., only=...)"
-            "`.",
+            "another: `params/w` was saved and is not in the state. Begin anew in "
+            "another directory, or restore a part with "
+            "`CheckpointStore.restore(..., only=...)`.",
         ),
         (
             small_state(0),
@@ -525,7 +525,7 @@ def a_file(folder):
 @pytest.mark.parametrize(
     ("make", "use", "message"),
     [
-        (lambda f: f / "absent", CheckpointStore.restore, "which is no directory"),
+        (lambda f: f / "absent", CheckpointStore.restore, "which is not a directory"),
         (lambda f: f, CheckpointStore.steps, "which has no checkpoint. Check the path"),
         (foreign, CheckpointStore.open, "with `thesis.tex` in it. Save to a directory"),
         (a_file, CheckpointStore.open, "checkpoints must be writable, got `.*/file`"),

@@ -129,7 +129,7 @@ def test_epochs_count_passes(layout):
 def test_an_iterator_cannot_be_read_twice(layout):
     message = (
         "`epochs` must be 1 for an iterator, which can be read once, got 2. "
-        "Hand over an iterable that starts anew, like a list."
+        "Pass an iterable that starts anew, like a list."
     )
 
     with pytest.raises(ArgumentError, match=re.escape(message)):

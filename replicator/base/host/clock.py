@@ -1,4 +1,4 @@
-"""The clock that everything asks for the time: the system's, or a test's own."""
+"""Clocks: the system's, and the interface of those that tests use instead."""
 
 import time
 from typing import Protocol

@@ -19,12 +19,12 @@ def enable_compilation_cache() -> pathlib.Path | None:
     """Let JAX keep compiled programs, unless the user chose otherwise.
 
     Returns:
-      The directory; None if it is switched off, JAX already has one, or the
+      The directory; None if the cache is switched off, JAX already has one, or the
       directory is not private to this user.
     """
     if os.environ.get(ENVIRONMENT_VARIABLE) == "0":
         return None
-    # pyright knows no setting by name.
+    # pyright does not know JAX's settings.
     if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
         return None
     directory = _user_cache() / "replicator" / "xla"
@@ -40,9 +40,9 @@ def _user_cache() -> pathlib.Path:
 
 
 def _make_private(directory: pathlib.Path) -> bool:
-    """Create `directory` for this user alone; say so and refuse one that is not."""
+    """Create `directory` for this user alone; log a warning if that is impossible."""
     try:
-        # Ours, too: who may write to the folder above could put another one in place.
+        # The folder above, too: a user who can write there could replace this one.
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
         return _is_closed(directory.parent, to=0o022) and _is_closed(

@@ -1,9 +1,9 @@
-"""Fake CPU devices that work: the count, and a thread pool that cannot starve.
+"""Fake CPU devices: their number, and a thread pool that cannot starve.
 
 XLA's CPU client has one pool; each collective in flight parks a thread of it per
 device. With as many threads as cores, a few steps of eight devices on two cores fill
 it, and XLA aborts the process after 40 s. `NPROC` sizes the pool; XLA reads it when the
-client starts. The other half of the cure is bounded run-ahead (`run_ahead.py`).
+client starts. Bounded run-ahead (`run_ahead.py`) is needed as well.
 """
 
 import os
@@ -25,10 +25,10 @@ def fake_devices(count: int) -> None:
     does nothing.
 
     Args:
-      count: How many devices, at least 1.
+      count: Number of devices, at least 1.
 
     Raises:
-      ArgumentError: `count` is no whole number of at least 1.
+      ArgumentError: `count` is not a whole number of at least 1.
       TooLateError: JAX already started with other devices.
 
     >>> replicator.fake_devices(8)
@@ -47,10 +47,10 @@ def fake_devices(count: int) -> None:
 
 
 def size_cpu_pool(devices: int | None = None) -> None:
-    """Have XLA's CPU pool hold two threads per device; no effect once JAX started.
+    """Give XLA's CPU pool two threads per device; no effect once JAX started.
 
     Args:
-      devices: How many; by default as many as `XLA_FLAGS` asks for.
+      devices: Number of devices; by default the number in `XLA_FLAGS`.
     """
     wanted = max(_SMALLEST_POOL, 2 * (devices or _devices_of_xla_flags()))
     if int(os.environ.get("NPROC") or 0) < wanted:
@@ -58,7 +58,7 @@ def size_cpu_pool(devices: int | None = None) -> None:
 
 
 def obey_environment() -> None:
-    """Call `fake_devices` if `REPLICATOR_FAKE_DEVICES` asks for it.
+    """Call `fake_devices` if `REPLICATOR_FAKE_DEVICES` is set.
 
     XLA's own flag for fake devices is left to XLA; only its pool is sized.
 

@@ -1,10 +1,11 @@
-"""What a forked child has of its parent's connections and locks, it lets go of at once.
+"""Drop inherited connections and locks in a forked child.
 
 A child has all objects and descriptors of its parent and none of its threads. Two
 processes that write to one socket mix their messages; a child that keeps the socket of
-a server which is killed hides that from its clients; one that drops an array of shared
-memory would tell the sender that its parent has. So whatever is not for two enters
-itself here, and is told in the child before anything else runs there.
+a server that is killed hides that from its clients; one that frees an array of shared
+memory would free it for the sender, too. So objects for one process register here, and
+are called in the child before anything else runs there. No lock may be taken then: the
+thread that held it does not exist in the child.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Keep what removes old files from a folder that is in use.
+"""Keep cleaners of old files away from a folder that is in use.
 
-`systemd-tmpfiles` takes whatever nobody has touched for ten days out of /tmp, but
-leaves alone a folder that somebody has locked by `flock`, and all below it (tmpfiles.d,
-"Age"; systemd.io/TEMPORARY_DIRECTORIES).
+`systemd-tmpfiles` removes files untouched for ten days from /tmp, but spares a folder
+that is locked by `flock`, and all below it (tmpfiles.d, "Age";
+systemd.io/TEMPORARY_DIRECTORIES).
 """
 
 import contextlib
@@ -11,13 +11,17 @@ import os
 
 
 def hold_folder(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor; until it is closed, or its process dies, the folder stays.
+    """Lock a folder against cleaners; return the descriptor that holds the lock.
+
+    The lock ends when the descriptor is closed, or its process dies.
+
+    >>> os.close(hold_folder("."))
 
     Args:
-      path: Of the folder.
+      path: Path of the folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    # Shared: several processes of a run hold one. Not where a file system has no locks.
+    # Shared: several processes of a run hold one. Some file systems have no locks.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return descriptor

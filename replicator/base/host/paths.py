@@ -1,4 +1,4 @@
-"""Paths: absolute from where a user handed them over, and checked; made durable."""
+"""Paths of users: checked and made absolute; files and folders made durable."""
 
 import os
 import re
@@ -12,15 +12,21 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path with the home directory for its `~`, as shells do, and absolute.
+    """Return an absolute path, with the home directory for `~` as in shells.
 
-    What it names is the same after an `os.chdir`.
+    It is the same after an `os.chdir`.
+
+    >>> expanded("runs").is_absolute()
+    True
     """
     return Path(os.path.expanduser(path)).absolute()
 
 
 def sync(path: Path) -> None:
-    """Return when a file's content, or a directory's names, are on the disk."""
+    """Wait until a file's content, or a directory's entries, are on the disk.
+
+    >>> sync(Path("."))
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -35,9 +41,13 @@ def checked_path(name: str, value: str | os.PathLike[str]) -> Path: ...
 def checked_path(name: str, value: object) -> Path | None:
     """Return the argument `name` as `expanded` does; None stays None.
 
+    >>> checked_path("directory", "gs://bucket/runs")
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `directory` must be a path of a file system, ...
+
     Raises:
-      ArgumentError: It is neither None nor a path, or it is the URL of a bucket, or
-        relative to a folder that is gone.
+      ArgumentError: It is neither None nor a path, is the URL of a bucket, or relative
+        to a folder that is gone.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Text of others for a terminal: to be read, and to do nothing there."""
+"""Text from elsewhere made safe for a terminal: readable, without effects there."""
 
 import re
 
@@ -8,7 +8,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    r"""Write control characters out, but for tabs and ends of lines.
+    r"""Escape control characters, except tabs and line ends.
 
     >>> plain("\x1b[2J")
     '\\x1b[2J'

@@ -1,8 +1,8 @@
-"""Standard output and error that drop, and count, what cannot be written.
+"""Standard output and error that drop, and count, lines that cannot be written.
 
-A full disk, a pager that was quit or `>&-` must not end what only has something to say:
-a launcher would take all its processes along. All commands, launchers and workers write
-by this module.
+A full disk, a pager that was quit or `>&-` must not end a process that only prints: a
+launcher would end all its processes with it. All commands, launchers and workers write
+through this module.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ class _Descriptor(io.RawIOBase):
     """A descriptor of the process; a write to it does not fail.
 
     Attributes:
-      lost: Lines that could not be written.
-      why: What the last of them met; None for nothing.
-      missing: Lost since the last write that went well; the next that does says so.
+      lost: Number of lines that could not be written.
+      why: Error of the last of them; None for none.
+      missing: Lines lost since the last successful write; the next one reports them.
     """
 
     def __init__(self, number: int) -> None:
@@ -41,7 +41,7 @@ class _Descriptor(io.RawIOBase):
         return os.isatty(self._number)
 
     def close(self) -> None:
-        """Stay open: a stream that was made of this closes it when it is collected."""
+        """Stay open: a stream made from this closes it when it is collected."""
 
     def write(self, data: Any, /) -> int:
         left = memoryview(data)
@@ -63,11 +63,15 @@ _PLACES = {number: _Descriptor(number) for number in (_NOWHERE, _OUT, _ERR)}
 
 
 def lossy(stream: TextIO | None) -> TextIO:
-    """Return a stream to the same place that drops what cannot be written there.
+    """Return a stream to the same file that drops lines it cannot write.
+
+    >>> notebook = io.StringIO()
+    >>> lossy(notebook) is notebook
+    True
 
     Args:
-      stream: As `sys.stdout` and `sys.stderr` are. None, which Python makes of one that
-        was closed, leads nowhere; a notebook's or a test's is returned as it is.
+      stream: A stream like `sys.stdout`. None, Python's value for one that is closed,
+        drops all; the stream of a notebook or a test is returned as it is.
     """
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
@@ -79,7 +83,7 @@ def lossy(stream: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         cast("Any", place),
         encoding=getattr(stream, "encoding", "utf-8"),
-        # A letter that the locale cannot write is no reason to fail, either.
+        # A letter that the locale cannot write must not fail, either.
         errors="backslashreplace",
         line_buffering=True,
     )
@@ -87,8 +91,12 @@ def lossy(stream: TextIO | None) -> TextIO:
 
 @contextlib.contextmanager
 def lossy_output() -> Iterator[None]:
-    """Have `sys.stdout` and `sys.stderr` drop what cannot be written, meanwhile."""
-    # What is opened next must not become the standard output of a child.
+    """Let `sys.stdout` and `sys.stderr` drop lines that cannot be written, meanwhile.
+
+    >>> with lossy_output():
+    ...     flush_output()
+    """
+    # A file opened next must not become the standard output of a child.
     for number in range(3):
         try:
             os.fstat(number)
@@ -104,10 +112,13 @@ def lossy_output() -> Iterator[None]:
 
 
 def take_loss() -> tuple[str, OSError] | None:
-    """Say what standard output has lost since this was asked; None for nothing.
+    """Return the loss of standard output since the last call; None for none.
+
+    >>> take_loss() is None
+    True
 
     Returns:
-      A sentence, and what the last line met.
+      A sentence, and the error of the last line.
     """
     flush_output()
     place = _PLACES[_OUT]
@@ -115,20 +126,23 @@ def take_loss() -> tuple[str, OSError] | None:
     place.lost, place.missing, place.why = 0, 0, None
     if why is None:
         return None
-    told = f"{_counted(lines)} of the output could not be written: {why.strerror}."
-    return told, why
+    sentence = f"{_counted(lines)} of the output could not be written: {why.strerror}."
+    return sentence, why
 
 
 def flush_output() -> None:
-    """Write what was printed; what cannot be written is nobody's failure."""
+    """Flush standard output and error; errors are ignored.
+
+    >>> flush_output()
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
 def say_raw(text: str) -> None:
-    """Write to standard error by no lock: a thread that hangs may hold its stream's."""
-    if sys.__stderr__ is not None:  # else the descriptor may be any file by now
+    """Write to standard error without a lock: a hung thread may hold the stream's."""
+    if sys.__stderr__ is not None:  # else the descriptor may belong to any file
         with contextlib.suppress(OSError):
             os.write(_ERR, text.encode(errors="backslashreplace"))
 
@@ -136,7 +150,7 @@ def say_raw(text: str) -> None:
 def _write_some(number: int, data: memoryview) -> int:
     try:
         return os.write(number, data)
-    except BlockingIOError:  # whoever shares it has set it so
+    except BlockingIOError:  # set by another process that shares the descriptor
         select.select([], [number], [])
         return 0
 

@@ -1,4 +1,4 @@
-"""Write JSON that every parser reads, whatever the numbers are.
+"""Write JSON that every parser reads, also for NaN and infinity.
 
 The standard has no NaN and no infinity, and Python writes them all the same. Here they
 become the strings "NaN", "Infinity" and "-Infinity", which Python's `float` reads back.
@@ -14,7 +14,11 @@ from replicator.base.types import PyTree
 
 
 def strict_json(value: PyTree, *, indent: int | None = None) -> str:
-    """Write `value` as JSON; what JSON cannot hold is written as its `repr`."""
+    """Return `value` as JSON; the `repr` of values that JSON cannot hold.
+
+    >>> strict_json({"loss": float("nan"), "at": 3 + 1j})
+    '{"loss": "NaN", "at": "(3+1j)"}'
+    """
     return json.dumps(_plain(value), allow_nan=False, indent=indent)
 
 

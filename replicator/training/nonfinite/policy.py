@@ -100,7 +100,7 @@ class BadNumber:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RecoveryAction:
+class Reaction:
     """Reaction to a bad number, in this order; none by default.
 
     Attributes:
@@ -117,7 +117,7 @@ class RecoveryAction:
 
 def decide(
     policy: RecoveryPolicy, history: History, event: BadNumber
-) -> tuple[History, RecoveryAction]:
+) -> tuple[History, Reaction]:
     """Decide what a bad number leads to.
 
     >>> bad = BadNumber(kind="nonfinite", step=7, leaf="loss", found="nan", call=6)
@@ -136,18 +136,18 @@ def decide(
         return _after_spike(policy, history, event)
     match policy.on_nonfinite:
         case "ignore":
-            return history, RecoveryAction()
+            return history, Reaction()
         case "skip":
             return _after_skip(policy, history, event)
         case "rollback":
             return _go_back(history, event)
         case _:
-            return history, RecoveryAction(stop=_stop(event))
+            return history, Reaction(stop=_stop(event))
 
 
 def resume_at(
     policy: RecoveryPolicy, history: History, event: BadNumber, *, start_step: int
-) -> tuple[History, RecoveryAction]:
+) -> tuple[History, Reaction]:
     """Count a rollback, now that all processes know the checkpoint to resume from.
 
     >>> bad = BadNumber(kind="nonfinite", step=7, leaf="loss", found="nan", call=6)
@@ -166,51 +166,45 @@ def resume_at(
     if start_step > history.back_to:
         history = dataclasses.replace(history, rollbacks=0, back_to=start_step)
     if history.rollbacks < policy.max_rollbacks:
-        return dataclasses.replace(
-            history, rollbacks=history.rollbacks + 1
-        ), RecoveryAction()
+        return dataclasses.replace(history, rollbacks=history.rollbacks + 1), Reaction()
     kept = tuple(call for call in history.left_out if call != event.call)
     after = f", after {history.rollbacks} rollbacks without a new checkpoint"
-    return dataclasses.replace(history, left_out=kept), RecoveryAction(
+    return dataclasses.replace(history, left_out=kept), Reaction(
         stop=_stop(event, after)
     )
 
 
 def _after_spike(
     policy: RecoveryPolicy, history: History, event: BadNumber
-) -> tuple[History, RecoveryAction]:
+) -> tuple[History, Reaction]:
     if policy.on_spike == "log":
-        return history, RecoveryAction(note="spike")
+        return history, Reaction(note="spike")
     if policy.on_spike == "raise":
-        return history, RecoveryAction(note="spike", stop=_stop(event))
+        return history, Reaction(note="spike", stop=_stop(event))
     history, outcome = _go_back(history, event)
     return history, dataclasses.replace(outcome, note="spike")
 
 
 def _after_skip(
     policy: RecoveryPolicy, history: History, event: BadNumber
-) -> tuple[History, RecoveryAction]:
+) -> tuple[History, Reaction]:
     follows = event.step == history.last_skip + 1
     in_a_row = history.skips_in_a_row + 1 if follows else 1
     history = dataclasses.replace(
         history, skips_in_a_row=in_a_row, last_skip=event.step
     )
     if in_a_row < policy.max_skips:
-        return history, RecoveryAction(note="skipped")
+        return history, Reaction(note="skipped")
     stop = _stop(event, f", the {in_a_row}th update in a row")
-    return history, RecoveryAction(note="skipped", stop=stop)
+    return history, Reaction(note="skipped", stop=stop)
 
 
-def _go_back(history: History, event: BadNumber) -> tuple[History, RecoveryAction]:
+def _go_back(history: History, event: BadNumber) -> tuple[History, Reaction]:
     if event.call is None or event.call in history.left_out:
         # Leaving the batch out is impossible, or did not help before.
-        return history, RecoveryAction(
-            stop=_stop(event, ", and its batch is not known")
-        )
+        return history, Reaction(stop=_stop(event, ", and its batch is not known"))
     left_out = tuple(sorted({*history.left_out, event.call}))
-    return dataclasses.replace(history, left_out=left_out), RecoveryAction(
-        goes_back=True
-    )
+    return dataclasses.replace(history, left_out=left_out), Reaction(goes_back=True)
 
 
 def _stop(event: BadNumber, after: str = "") -> str:

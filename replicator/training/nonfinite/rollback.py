@@ -25,7 +25,7 @@ from replicator.training.nonfinite.policy import (
     BadNumber,
     History,
     OnNonfinite,
-    RecoveryAction,
+    Reaction,
     RecoveryPolicy,
     decide,
     history_from_json,
@@ -168,7 +168,7 @@ class Recovery(Hook):
             )
             self._act(event, action)
 
-    def _act(self, event: BadNumber, action: RecoveryAction) -> None:
+    def _act(self, event: BadNumber, action: Reaction) -> None:
         if action.note is not None:
             self._note(action.note, event)
         if action.goes_back:

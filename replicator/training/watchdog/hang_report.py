@@ -88,19 +88,15 @@ def format_hang_report(
     return "\n".join(lines)
 
 
-def _line(
-    process: int, statement: Statement | None, behind: bool, silent_s: float
-) -> str:
+def _line(process: int, one: Statement | None, behind: bool, silent_s: float) -> str:
     mark = "  <- behind" if behind else ""
-    if statement is None:
+    if one is None:
         return f"  process {process}: no answer for {silent_s:.0f} s{mark}"
-    limit = f" (limit {statement.limit_s:g} s)" if statement.limit_s is not None else ""
-    more = (
-        "\n    runs a callback that devices wait for" if statement.in_callback else ""
-    )
-    more += "".join(f"\n    also at {line}" for line in statement.also)
-    more += f"\n    stacks: {statement.stacks}" if statement.stacks else ""
+    limit = f" (limit {one.limit_s:g} s)" if one.limit_s is not None else ""
+    more = "\n    runs a callback that devices wait for" if one.in_callback else ""
+    more += "".join(f"\n    also at {line}" for line in one.also)
+    more += f"\n    stacks: {one.stacks}" if one.stacks else ""
     return (
-        f"  process {process}: in `{statement.phase}` for {statement.seconds:.1f} s"
-        f"{limit}, step {statement.step}, at {statement.where}{mark}{more}"
+        f"  process {process}: in `{one.phase}` for {one.seconds:.1f} s{limit}, "
+        f"step {one.step}, at {one.where}{mark}{more}"
     )

@@ -20,10 +20,7 @@ from replicator.base.host.standard_streams import flush_output, say_raw
 from replicator.distributed.notices import Notices
 from replicator.exit_codes import HUNG
 from replicator.monitoring.phases import Phases
-from replicator.training.watchdog.hang_report import (
-    Statement,
-    format_hang_report,
-)
+from replicator.training.watchdog.hang_report import Statement, format_hang_report
 from replicator.training.watchdog.heartbeats import Heartbeats
 from replicator.training.watchdog.limits import Limits
 from replicator.training.watchdog.peers import Beat, Straggler
@@ -35,12 +32,7 @@ from replicator.training.watchdog.stacks import (
     waits_in_debugger,
     where_is,
 )
-from replicator.training.watchdog.watch import (
-    Seen,
-    WatchState,
-    decide,
-    nears_limit,
-)
+from replicator.training.watchdog.watch import Seen, WatchState, decide, nears_limit
 
 STACKS_FOLDER = "stacks"
 _ANSWER_S = 10.0  # wait for the reports of the others

@@ -10,7 +10,7 @@ from replicator.errors import ArgumentError
 from replicator.training.nonfinite.policy import (
     BadNumber,
     History,
-    RecoveryAction,
+    Reaction,
     RecoveryPolicy,
     decide,
     history_from_json,
@@ -23,7 +23,7 @@ SPIKE = BadNumber(kind="spike", step=7, leaf="loss", found="9 where 2 ± 1 is us
 
 def after(events, **policy):
     """Return the history and the last outcome after some events."""
-    history, outcome = History(), RecoveryAction()
+    history, outcome = History(), Reaction()
     for event in events:
         history, outcome = decide(RecoveryPolicy(**policy), history, event)
     return history, outcome
@@ -31,19 +31,19 @@ def after(events, **policy):
 
 def test_by_default_a_nan_stops_the_run_with_leaf_and_step_named():
     _, outcome = after([NAN])
-    assert outcome == RecoveryAction(
+    assert outcome == Reaction(
         stop="`loss` must be finite, got nan at step 7. Look at the batch and the "
         'learning rate, or pass `on_nonfinite="ignore"`.'
     )
 
 
 def test_ignore_does_nothing():
-    assert after([NAN], on_nonfinite="ignore") == (History(), RecoveryAction())
+    assert after([NAN], on_nonfinite="ignore") == (History(), Reaction())
 
 
 def test_a_skipped_update_is_noted_and_counted():
     history, outcome = after([NAN], on_nonfinite="skip")
-    assert outcome == RecoveryAction(note="skipped")
+    assert outcome == Reaction(note="skipped")
     assert (history.skips_in_a_row, history.last_skip) == (1, 7)
 
 
@@ -61,14 +61,14 @@ def test_too_many_skips_in_a_row_stop_the_run():
 
 def test_a_rollback_leaves_out_the_batch_and_gives_up_what_came_after():
     history, outcome = after([NAN], on_nonfinite="rollback")
-    assert outcome == RecoveryAction(goes_back=True)
+    assert outcome == Reaction(goes_back=True)
     assert history.left_out == (6,)
 
 
 def gone_back(*rounds):
     """Go back twice at most: (batch, where the run goes on) for each time."""
     policy = RecoveryPolicy(on_nonfinite="rollback", max_rollbacks=2)
-    history, outcome = History(), RecoveryAction()
+    history, outcome = History(), Reaction()
     for call, start_step in rounds:
         event = dataclasses.replace(NAN, call=call)
         history, _ = decide(policy, history, event)
@@ -85,7 +85,7 @@ def test_rollbacks_without_a_new_checkpoint_are_bounded():
 
 def test_a_new_checkpoint_lets_the_run_go_back_again():
     history, outcome = gone_back((6, 4), (7, 4), (8, 6), (9, 6))
-    assert outcome == RecoveryAction()
+    assert outcome == Reaction()
     assert (history.rollbacks, history.back_to) == (2, 6)
 
 
@@ -101,12 +101,12 @@ def test_no_rollback_without_a_batch_to_leave_out(call):
 
 def test_a_spike_is_logged_by_default():
     _, outcome = after([SPIKE])
-    assert outcome == RecoveryAction(note="spike")
+    assert outcome == Reaction(note="spike")
 
 
 def test_a_spike_can_stop_the_run():
     _, outcome = after([SPIKE], on_spike="raise")
-    assert outcome == RecoveryAction(
+    assert outcome == Reaction(
         note="spike",
         stop="`loss` must stay in its range, got 9 where 2 ± 1 is usual at step 7. "
         "Look at the batch and the learning rate, or pass "
@@ -117,7 +117,7 @@ def test_a_spike_can_stop_the_run():
 def test_a_spike_can_take_the_run_back_whatever_is_done_about_nan():
     event = dataclasses.replace(SPIKE, call=6)
     history, outcome = after([event], on_spike="rollback", on_nonfinite="raise")
-    assert outcome == RecoveryAction(note="spike", goes_back=True)
+    assert outcome == Reaction(note="spike", goes_back=True)
     assert history.left_out == (6,)
 
 
