@@ -114,7 +114,7 @@ class GuardedProcess:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process for memory since the start."""
+        """True if the kernel has killed a process for memory since the start."""
         return count_memory_kills() > self._memory_kills
 
     def send_signal(self, number: int) -> None:

@@ -1,7 +1,7 @@
-"""Where servers of a program on several hosts came to listen, and how they are found.
+"""Find the servers of a program on several hosts by their planned addresses.
 
-    registry     one for the program: planned addresses, and what was made of them
-    book         what a node, or the launching script, asks: finds, publishes, connects
+    registry     one for the program: real addresses, by planned ones
+    book         one for a node, or the launching script: finds, publishes, connects
 
 A server listens at a Unix socket in the run's folder, which has the same path on all
 hosts, and at a port of its host for the others: gRPC with TLS. Clients on the same host
@@ -65,8 +65,8 @@ class AddressRegistry:
             return self._found[planned]
 
 
-class Registry(Protocol):
-    """The way to the registry, from wherever."""
+class RegistryAccess(Protocol):
+    """Access to the registry, from any process."""
 
     def publish(self, planned: str, address: str) -> None:
         """Take note of where a server listens."""
@@ -84,7 +84,7 @@ class OfferedRegistry:
       registry: The way to it.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: RegistryAccess) -> None:
         self._registry = registry
 
     @accepts(planned=_ADDRESS, address=_ADDRESS)
@@ -107,7 +107,7 @@ class Book:
       host: Under which others reach this one.
     """
 
-    def __init__(self, registry: Registry, *, folder: Path, host: str) -> None:
+    def __init__(self, registry: RegistryAccess, *, folder: Path, host: str) -> None:
         self._registry = registry
         self._folder = folder
         self._host = host

@@ -1,4 +1,8 @@
-"""What a worker finds as it is in the launcher: arguments, paths, settings."""
+"""Arguments, paths and settings that a worker takes over from its launcher.
+
+A script that calls `jax.config.update("jax_enable_x64", True)` means all of its
+program: under threads its nodes see it, so they do in other processes.
+"""
 
 import dataclasses
 import logging
@@ -11,13 +15,13 @@ Setting = bool | int | float | str | None
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LauncherEnvironment:
-    """Of the launcher, in plain values.
+    """Environment of a launcher, in plain values.
 
     Attributes:
       argv: The script and its arguments.
-      path: Where modules are looked for.
-      jax_settings: Of `jax.config`; empty if the launcher has not imported JAX.
-      log_level: Of the root logger, if it has a handler.
+      path: Folders in which Python looks for modules.
+      jax_settings: Values of `jax.config`; empty if the launcher has not imported JAX.
+      log_level: Level of the root logger, if it has a handler.
     """
 
     argv: Sequence[str]
@@ -39,7 +43,11 @@ class LauncherEnvironment:
 
 
 def read_surroundings() -> LauncherEnvironment:
-    """Return those of this process."""
+    """Return the environment of this process.
+
+    >>> read_surroundings().argv == tuple(sys.argv)
+    True
+    """
     root = logging.getLogger()
     return LauncherEnvironment(
         argv=tuple(sys.argv),
@@ -64,7 +72,7 @@ def read_settings() -> dict[str, Setting]:
 def apply_settings(
     settings: Mapping[str, Setting], *, given_by_environment: Collection[str] = ()
 ) -> None:
-    """Set what differs here from `settings`, if this process has imported JAX.
+    """Change JAX's settings to `settings`, if this process has imported JAX.
 
     Args:
       settings: As `read_settings` returned them.

@@ -130,7 +130,7 @@ class PipedProcess:
 
 @final
 class PipedWorker(WorkerHandle):
-    """One start of an executable, as the last words of a command; a `Worker`."""
+    """One start of an executable, at the end of a command line; a `Worker`."""
 
     def __init__(
         self,
@@ -145,13 +145,13 @@ class PipedWorker(WorkerHandle):
         """Start it.
 
         Args:
-          command: Runs the words that are put behind it, at the worker's place; such as
-            `["srun", "--ntasks=1"]`. It gets the group's environment variables.
-          executable: What the worker runs.
-          attempt: Which start this is.
-          plan: Of the run.
-          launch_type: The launcher's name.
-          report: Of the launcher; is told of the worker's end, once.
+          command: Command that runs the command line after it, at the worker's place;
+            such as `["srun", "--ntasks=1"]`. It gets the group's environment variables.
+          executable: Function and resources of the worker.
+          attempt: Number of this start, from 0.
+          plan: Plan of the run.
+          launch_type: Name of the launcher.
+          report: `report` of the launcher; takes the worker's end, once.
 
         Raises:
           LaunchError: The node does not pickle, or the command cannot be run.

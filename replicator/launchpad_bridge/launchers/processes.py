@@ -8,7 +8,7 @@
 Groups with environment variables of their own have a fork server of their own: packages
 read them when they are imported. Where a fork would not be safe (a package starts a
 thread or JAX's backend when it is imported; not Linux), each worker of the run is a
-fresh interpreter, which is said.
+fresh interpreter, with a warning.
 """
 
 import dataclasses
@@ -66,8 +66,9 @@ class Processes:
       preload: Modules that the fork server imports; by default all that the script has
         imported from installed packages.
       pin_cores: Whether workers that claim whole cores get them for themselves.
-      terminal: Where what workers print is shown besides being kept: here, or with
-        "output_to_files" nowhere. Launchpad's names of other terminals mean here.
+      terminal: Terminal that shows the output of workers, which is kept in files, too:
+        this one, or with "output_to_files" none. Launchpad's names of other terminals
+        mean this one.
     """
 
     start: Literal["forkserver", "spawn"] = "forkserver"
@@ -138,7 +139,7 @@ class ProcessWorkers:
         try:
             for kind in dict.fromkeys(map(_kind, plan.executables)):
                 self._servers[kind] = self._open_server(kind)
-            # While the fork servers import: what does not pickle starts nothing.
+            # While the fork servers import. A node that does not pickle starts nothing.
             for executable in plan.executables:
                 self._recipe(executable)
         except LaunchError:
@@ -204,5 +205,5 @@ class ProcessWorkers:
 
 
 def _kind(executable: Executable) -> Kind:
-    """Return what tells fork servers apart: variables that packages may read early."""
+    """Return variables that packages may read early: a fork server for each set."""
     return tuple(sorted(executable.resources.env.items()))

@@ -1,6 +1,6 @@
-"""One start of a worker, as its launcher holds it: asks it to stop, reports its end.
+"""The launcher's handle of one start of a worker: stop it, kill it, report its end.
 
-    launcher ── stop, kill ──> process ── wishes to stop, a result or error ──> launcher
+    launcher ── stop, kill ──> process ── reports ──> launcher
 
 Processes are started in several ways: a fork (`forked/fork_server_client`), a command
 with pipes (`piped_worker`), an actor of Ray (`on_ray/ray_cluster`). Each is a
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from replicator.errors import DecodeError
 from replicator.launchpad_bridge.launchers.worker_end import ProcessExit, exited
-from replicator.launchpad_bridge.launchers.worker_reports import FrameReader
+from replicator.launchpad_bridge.launchers.worker_reports import ReportFrameReader
 from replicator.launchpad_bridge.protocols import Exited, StopAsked
 
 _JOIN_S = 5.0
@@ -92,7 +92,7 @@ class WorkerHandle:
         self._thread.join(timeout_s)
 
     def _watch(self) -> None:
-        reader, last, wrong = FrameReader(), None, ""
+        reader, last, wrong = ReportFrameReader(), None, ""
         try:
             while data := self.process.read():
                 for frame in reader.feed(data):

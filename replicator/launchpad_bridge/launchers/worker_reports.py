@@ -1,4 +1,4 @@
-"""What a worker's process tells its launcher: that it returned, or what it raised.
+"""Reports of a worker's process to its launcher: its result, its error, a stop it asks.
 
 Frames on a private socket: a kind, lengths, the codec's bytes. A launcher reads them
 like anything that another process sends: nothing is unpickled, nothing imported.
@@ -26,10 +26,10 @@ from replicator.rpc.protocols import Kind
 from replicator.rpc.remote_errors import Told, rebuild, tell
 
 STOP = b"s"
-"""From the launcher: stop."""
+"""From the launcher: a request to stop."""
 
 GoodEnd: TypeAlias = Literal["returned", "stopped", "preempted"]
-"""How a node that did not raise came to its end; `Exited` says what each means."""
+"""Outcome of a node that did not raise; `Exited` describes each."""
 
 _HEADER = struct.Struct("!cQQQ")
 _RAISED = b"e"
@@ -42,20 +42,20 @@ _MOST_NOTES = 16
 _LONGEST_NOTE = 2048
 
 ASK_PROGRAM_TO_STOP = _HEADER.pack(b"a", 0, 0, 0)
-"""From the worker: the whole run shall stop."""
+"""From the worker: a request to stop the whole run."""
 
 ASK_UNIT_TO_STOP = _HEADER.pack(b"u", 0, 0, 0)
-"""From the worker: it is preempted, and so are the others of its unit."""
+"""From the worker: it is preempted, and asks the others of its unit to stop."""
 
 
-class Frame(NamedTuple):
-    """What a worker said, as it came.
+class ReportFrame(NamedTuple):
+    """A frame as it arrived.
 
     Attributes:
       kind: One byte.
-      log_bytes: How long its log was before its traceback, if it raised.
-      head: Of the value, as the codec made it.
-      body: The value's arrays.
+      log_bytes: Size of the worker's log before its traceback, if it raised.
+      head: Head of the value, as the codec made it.
+      body: Arrays of the value.
     """
 
     kind: bytes
@@ -65,24 +65,24 @@ class Frame(NamedTuple):
 
     @property
     def asks(self) -> Literal["run", "unit"] | None:
-        """Who is to stop; None where it says how the worker ended."""
+        """Scope of the stop that it asks for; None if it reports an end."""
         return _ASKS.get(self.kind)
 
     @property
     def raised(self) -> bool:
-        """Whether it tells an error."""
+        """True if it holds an error."""
         return self.kind == _RAISED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What a worker said of its end.
+class EndReport:
+    """Report of a worker on its end.
 
     Attributes:
-      kind: "raised", or how it ended well.
-      result: What it returned, or an `Unsendable`.
-      error: What it raised.
-      notes: What was added to the error.
+      kind: "raised", or the outcome of one that did not raise.
+      result: Value that it returned, or an `Unsendable`.
+      error: Error that it raised.
+      notes: Notes of the error.
     """
 
     kind: GoodEnd | Literal["raised"]
@@ -92,7 +92,13 @@ class Report:
 
 
 def pack_result(result: PyTree, end: GoodEnd) -> bytes:
-    """Return a frame that says what a node returned."""
+    """Return the frame for a result of a node.
+
+    >>> [frame] = ReportFrameReader().feed(pack_result(3, "stopped"))
+    >>> report = read_report(frame)
+    >>> report.kind, report.result
+    ('stopped', 3)
+    """
     try:
         if isinstance(result, Unsendable):  # by a process that this one had started
             raise EncodeError(result.reason)
@@ -103,7 +109,12 @@ def pack_result(result: PyTree, end: GoodEnd) -> bytes:
 
 
 def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
-    """Return a frame that says what a node raised."""
+    """Return the frame for an error of a node.
+
+    >>> [frame] = ReportFrameReader().feed(pack_error(ValueError("a bug"), log_bytes=7))
+    >>> frame.raised, frame.log_bytes, read_report(frame).error.text
+    (True, 7, 'a bug')
+    """
     told = tell(error, registry=DEFAULT_REGISTRY)
     notes = [str(note)[:_LONGEST_NOTE] for note in getattr(error, "__notes__", ())]
     notes = notes[:_MOST_NOTES]
@@ -115,12 +126,12 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
 
 
 def rebuild_error(told: Told, *, worker: str, where: str) -> RemoteError:
-    """Return what a worker raised, as an error of this process.
+    """Return the error of a worker as one of this process.
 
     Args:
-      told: What it said.
-      worker: Its name.
-      where: Its process.
+      told: Description of the error.
+      worker: Name of the worker.
+      where: Process of the worker.
     """
     return rebuild(
         told, method="run", server=worker, address=where, registry=DEFAULT_REGISTRY
@@ -134,17 +145,21 @@ def pack(
     return _HEADER.pack(kind, log_bytes, len(head), len(body)) + head + body
 
 
-class FrameReader:
-    """The frames of one worker."""
+class ReportFrameReader:
+    """Frames of one stream, whose bytes arrive in pieces."""
 
     def __init__(self) -> None:
         self._begun = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes as they arrive; return what is whole.
+    def feed(self, data: bytes) -> list[ReportFrame]:
+        """Take bytes as they arrive; return the frames that are whole.
 
         Raises:
-          DecodeError: It is longer than a report may be.
+          DecodeError: A frame is longer than a report may be.
+
+        >>> reader, data = ReportFrameReader(), pack(b"j", b"{}")
+        >>> reader.feed(data[:9]), len(reader.feed(data[9:]))
+        ([], 1)
         """
         self._begun += data
         frames = []
@@ -159,28 +174,28 @@ class FrameReader:
                 head = bytes(view[_HEADER.size : start])
                 body = bytes(view[start : start + body_bytes])
             del self._begun[: start + body_bytes]
-            frames.append(Frame(kind, log_bytes, head, body))
+            frames.append(ReportFrame(kind, log_bytes, head, body))
         return frames
 
 
-def read_report(frame: Frame) -> Report:
-    """Return what a frame says.
+def read_report(frame: ReportFrame) -> EndReport:
+    """Return the report in a frame.
 
     Raises:
-      DecodeError: It is no report.
+      DecodeError: It is not a report.
       MessageTooLargeError: It is past a limit.
     """
     kind = frame.kind
     value = decode(frame.head, frame.body, limits=_LIMITS)
     match kind, value:
         case (b"e", (tuple() as told, list() as notes)):
-            return Report(
+            return EndReport(
                 kind="raised",
                 error=_told(told),
                 notes=tuple(str(note) for note in notes),
             )
         case (_, (bool() as sent, result)) if kind in _END_OF:
-            return Report(
+            return EndReport(
                 kind=_END_OF[kind],
                 result=result if sent else Unsendable(reason=str(result)),
             )
@@ -198,7 +213,7 @@ def _told(values: tuple[Any, ...]) -> Told:
         ) if names:
             checked(Kind.ERROR, (RAISED, *values))
             return Told(tuple(names), text, trace, errno, attributes)
-    raise DecodeError("An error must be told by its types, its text, its traceback.")
+    raise DecodeError("An error report must hold type names, text and traceback.")
 
 
 def _pack_value(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from replicator.launchpad_bridge.launchers.worker_reports import FrameReader, pack
+from replicator.launchpad_bridge.launchers.worker_reports import ReportFrameReader, pack
 
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
@@ -43,7 +43,7 @@ class Receiver:
     def __init__(self, source: socket.socket) -> None:
         self._source = source
         # Both are used by the one thread that receives.
-        self._frames = FrameReader()
+        self._frames = ReportFrameReader()
         self._descriptors: deque[int] = deque()
 
     def receive(self) -> list[Message] | None:

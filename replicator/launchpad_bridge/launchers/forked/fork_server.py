@@ -91,10 +91,10 @@ class _Child:
     """A worker that lives.
 
     Attributes:
-      id: What the launcher calls it.
-      mark: What its descendants carry.
-      memory_kills: How often the kernel had killed for memory before it started.
-      is_killed: Whether the launcher wanted it dead.
+      id: Its number in messages of the launcher.
+      mark: Mark in the environment of its descendants.
+      memory_kills: Number of times the kernel had killed for memory when it started.
+      is_killed: Whether the launcher asked to kill it.
     """
 
     id: int
@@ -114,6 +114,7 @@ class _Server:
         self._children: dict[int, _Child] = {}
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
+        # All of this is the one thread's; `_leave` closes it in a fork.
         self._selector = selectors.DefaultSelector()
         self._signals = signals_as_bytes([signal.SIGCHLD])
 
@@ -153,10 +154,10 @@ class _Server:
                 _kill_session(pid)
         return None
 
-    def _start(self, told: Message, channel: int) -> Job | None:
-        """Fork; return None here, and in the worker what it has to do."""
-        mark = f"{os.environ[MARK]}{told['id']}"
-        child = _Child(id=told["id"], mark=mark, memory_kills=count_memory_kills())
+    def _start(self, order: Message, channel: int) -> Job | None:
+        """Fork; return None here, and the job in the worker."""
+        mark = f"{os.environ[MARK]}{order['id']}"
+        child = _Child(id=order["id"], mark=mark, memory_kills=count_memory_kills())
         server = os.getpid()
         try:
             # One thread, so no lock is held by another. The child inherits the modules,
@@ -164,7 +165,7 @@ class _Server:
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes
             os.close(channel)
-            self._tell({"failed": told["id"], "reason": str(error)})
+            self._send({"failed": order["id"], "reason": str(error)})
             return None
         if pid:
             # Only the worker, and what it forks, has a copy now: the launcher reads the
@@ -172,12 +173,12 @@ class _Server:
             os.close(channel)
             self._children[pid] = child
             self._dead_sessions.discard(pid)
-            self._tell({"started": told["id"], "pid": pid})
+            self._send({"started": order["id"], "pid": pid})
             return None
         guard.die_with(server)
         self._leave()
-        job = Job(**{**told["job"], "orders": channel, "reports": channel})
-        _settle(job, told, mark)
+        job = Job(**{**order["job"], "orders": channel, "reports": channel})
+        _settle(job, order, mark)
         if not self._order["forks"]:
             _become_fresh(job, self._order)
         return job
@@ -191,7 +192,7 @@ class _Server:
         self._receiver.close_descriptors()
         self._control.close()
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._unsent += frame(message)
         self._send_rest()
 
@@ -204,13 +205,13 @@ class _Server:
             del self._unsent[:sent]
         except BlockingIOError:
             pass
-        except OSError:  # the launcher is gone: the next look at the socket says so
+        except OSError:  # the launcher is gone: the next read finds the end
             self._unsent.clear()
         writes = selectors.EVENT_WRITE if self._unsent else 0
         self._selector.modify(self._control, selectors.EVENT_READ | writes)
 
     def _reap(self) -> None:
-        """Take in whoever has ended, and end all that they leave behind."""
+        """Reap the workers that have ended, and end all that they leave behind."""
         while (pid := _peek_ended()) is not None:
             child = self._children.pop(pid, None)
             if child is not None:
@@ -221,7 +222,7 @@ class _Server:
                 continue
             self._dead_sessions.add(pid)
             self._dead_marks.add(child.mark)
-            self._tell(
+            self._send(
                 {
                     "exited": child.id,
                     "code": os.waitstatus_to_exitcode(status),
@@ -266,22 +267,22 @@ def _peek_ended() -> int | None:
 
 def _kill_session(pid: int) -> None:
     kill_session(pid)
-    # It may be a fork that had not come to its `setsid`, and has no group yet.
+    # A fork that has not yet called `setsid` has no group of its own.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
-def _settle(job: Job, told: Message, mark: str) -> None:
-    """Be, after a fork, the worker that was asked for."""
+def _settle(job: Job, order: Message, mark: str) -> None:
+    """Become, after a fork, the worker that was ordered."""
     os.environ.update(job.environment)
     os.environ[MARK] = mark
-    log = open_log(told["log"])
+    log = open_log(order["log"])
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
     guard.name_process(job.worker)
-    if told["cores"]:
-        os.sched_setaffinity(0, told["cores"])
+    if order["cores"]:
+        os.sched_setaffinity(0, order["cores"])
 
 
 def _become_fresh(job: Job, order: Message) -> NoReturn:
@@ -290,9 +291,9 @@ def _become_fresh(job: Job, order: Message) -> NoReturn:
     # cores; Python's other descriptors close on `exec`.
     os.set_inheritable(job.orders, True)
     surroundings = LauncherEnvironment(**order["surroundings"])
-    words = fresh_interpreter(job, surroundings, order["own_environment"])
+    command = fresh_interpreter(job, surroundings, order["own_environment"])
     try:
-        os.execv(sys.executable, words)
+        os.execv(sys.executable, command)
     except OSError as error:
         say_raw(f"{sys.executable} cannot be run: {error}\n")
         os._exit(127)

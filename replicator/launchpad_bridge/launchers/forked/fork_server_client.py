@@ -54,14 +54,14 @@ _RUN_IS_OVER = "the run is over"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What a fork server shall be.
+    """Properties of a fork server.
 
     Attributes:
-      run_id: Of the run.
+      run_id: Id of the run.
       forks: Whether it imports `modules` and forks workers; otherwise each is a fresh
         interpreter.
-      modules: What it imports.
-      surroundings: Of the launcher.
+      modules: Names of modules that it imports.
+      surroundings: Environment of the launcher.
       own_environment: Names of variables that its workers have of their own.
     """
 
@@ -78,7 +78,7 @@ class ForkedProcess:
     Args:
       server: The fork server.
       number: Its number in messages to and from the fork server.
-      job: What it has to do.
+      job: Task of the worker.
       cores: The only ones that it may use; empty for all.
       log: File of its output.
 
@@ -207,7 +207,7 @@ class ForkServer:
         """Start a worker; returns when it is on its way.
 
         Args:
-          job: What it has to do.
+          job: Task of the worker.
           cores: The only ones that it may use; empty for all.
           log: File of its output.
 

@@ -1,4 +1,4 @@
-"""Import what a script has imported, in a process that will be forked; or say why not.
+"""Import what a script has imported, in a process that will be forked, if that is safe.
 
 Imports are most of what a fresh interpreter needs before it can work: seconds for JAX
 and what comes with it. A fork of a process that has done them starts in milliseconds.
@@ -44,7 +44,7 @@ def preload(names: Iterable[str]) -> str | None:
 
     Args:
       names: In the order of their first import. One that cannot be imported is left
-        out: a worker that needs it will say so.
+        out: a worker that needs it will raise the error.
     """
     gc.disable()  # all of it stays; it has been off since the process began
     culprit = None
@@ -110,7 +110,7 @@ def _backend_runs() -> bool:
 
 
 def _threads_stay() -> bool:
-    """Fork once, as whoever ends threads for a fork does it then; count the rest."""
+    """Fork once, as libraries that end their threads for a fork do so then."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about the threads
         pid = os.fork()

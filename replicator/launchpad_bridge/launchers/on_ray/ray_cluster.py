@@ -1,11 +1,11 @@
 """Run each worker as an actor of Ray: on this machine, or anywhere in a cluster.
 
     launcher ── an actor for each worker, with its resources ── the worker's process
-        └─────── a named actor, where servers on several hosts tell their addresses
+        └─────── a named actor, where servers on several hosts publish their addresses
 
-An actor starts the worker's process on its host (`remote_worker`), hands on what it
-says and dies with the program: it is not detached. Calls between nodes do not go
-through Ray, they are `rpc`: over Unix sockets on one host, gRPC with TLS between hosts.
+An actor starts the worker's process on its host (`remote_worker`), hands on its reports
+and dies with the program: it is not detached. Calls between nodes do not go through
+Ray, they are `rpc`: over Unix sockets on one host, gRPC with TLS between hosts.
 
 Ray runs what anybody who reaches it sends. So its token authentication is on
 (`RAY_AUTH_MODE=token`), and a Ray that is started here listens to this host only.
@@ -28,7 +28,7 @@ from replicator.launchpad_bridge.addresses.address_books import (
 )
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 from replicator.launchpad_bridge.launchers.on_ray import ray_session
-from replicator.launchpad_bridge.launchers.on_ray.ray_words import how_actor_was_lost
+from replicator.launchpad_bridge.launchers.on_ray.lost_actor import how_actor_was_lost
 from replicator.launchpad_bridge.launchers.on_ray.remote_worker import (
     RemoteWorker,
     Task,
@@ -54,12 +54,13 @@ class Ray:
     """The launcher `ray`.
 
     Attributes:
-      address: Of a cluster; by default a Ray that this process is connected to, or that
-        `RAY_ADDRESS` names, or one of this machine's own, started for the run.
+      address: Address of a cluster; by default a Ray that this process is connected
+        to, or that `RAY_ADDRESS` names, or one of this machine's own, started for the
+        run.
       init: Further arguments of `ray.init`.
       across_hosts: Whether nodes may be on several hosts; by default, whether the
         cluster has several.
-      start_timeout_s: How long a worker may wait for a host with room for it.
+      start_timeout_s: Seconds that a worker may wait for a host with room for it.
       insecure: Whether a cluster without token authentication will do.
     """
 
@@ -103,7 +104,7 @@ class _RayProcess:
     Args:
       actor: Handle of the actor, which may still wait for a host.
       resources: Resources of the worker.
-      start_timeout_s: How long it may wait.
+      start_timeout_s: Seconds that it may wait.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class RayWorkers:
         options: Ray,
         plan: Plan,
         report: Callable[[Exited | StopAsked], None],
-        session: ray_session.Session,
+        session: ray_session.RayConnection,
     ) -> None:
         self._options = options
         self._plan = plan

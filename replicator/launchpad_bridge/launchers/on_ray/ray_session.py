@@ -26,7 +26,7 @@ _MODE = "RAY_AUTH_MODE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class RayConnection:
     """A connection to Ray.
 
     Attributes:
@@ -47,11 +47,13 @@ class Session:
             self.head.close()
 
 
-def connect(address: str | None, init: Mapping[str, Any], *, insecure: bool) -> Session:
+def connect(
+    address: str | None, init: Mapping[str, Any], *, insecure: bool
+) -> RayConnection:
     """Connect to a cluster, or start one that only this host can reach.
 
     Args:
-      address: Of the cluster; None for the one that there is, if there is one.
+      address: Address of the cluster; None for the one that there is, if any.
       init: Further arguments of `ray.init`.
       insecure: Whether a cluster without token authentication will do.
 
@@ -77,7 +79,7 @@ def connect(address: str | None, init: Mapping[str, Any], *, insecure: bool) -> 
             head.close()
         where = f"at {address}" if address else "on this host"
         raise LaunchError(f"No Ray {where} can be used: {error}") from error
-    session = Session(host=own_host(), is_ours=is_ours, head=head)
+    session = RayConnection(host=own_host(), is_ours=is_ours, head=head)
     if not insecure and not _is_safe():
         session.close()
         raise LaunchError(
@@ -102,7 +104,11 @@ def hosts() -> set[str]:
 
 
 def wanted(resources: Resources) -> dict[str, float]:
-    """Return what a worker claims, in Ray's words."""
+    """Return the claims of a worker, by Ray's names.
+
+    >>> wanted(Resources(cpus=2, gpus=0))
+    {'CPU': 2}
+    """
     claims = {
         "CPU": resources.cpus,
         "GPU": resources.gpus,

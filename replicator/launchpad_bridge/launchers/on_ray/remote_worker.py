@@ -2,9 +2,8 @@
 
 This runs in a process that the cluster engine started for the worker (for Ray an
 actor), and it does there what `processes` does here: the node has a process of its own,
-in whose main thread it runs, that dies with this one, whatever becomes of either. What
-the worker says is handed on as it came, unread: classes of the script are not known
-here.
+in whose main thread it runs, that dies with this one. Reports of the worker are handed
+on as bytes, unread: classes of the script are not known here.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.addresses.address_books import (
     OfferedRegistry,
-    Registry,
+    RegistryAccess,
 )
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
@@ -40,18 +39,18 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a worker on another host is to do, in plain values.
+    """Task of a worker on another host, in plain values.
 
     Attributes:
-      job: The same, but for what depends on the host.
-      run_id: Of the run.
-      folder: Of the run; made with `files` where it is not there.
-      files: What has to lie in it, by name: the secret, certificates.
-      logs: Where output is kept.
+      job: The job, without values that depend on the host.
+      run_id: Id of the run.
+      folder: Folder of the run; made with `files` where it is not there.
+      files: Files in the folder, by name: the secret, certificates.
+      logs: Folder for output.
       recipe: The pickled function, from the launcher of this very program.
-      environment: Of the worker's group.
+      environment: Variables of the worker's group.
       gpus: As in `Resources`.
-      surroundings: Of the launcher.
+      surroundings: Environment of the launcher.
       has_book: Whether servers may be on other hosts.
     """
 
@@ -68,15 +67,15 @@ class Task:
 
 
 class RemoteWorker:
-    """Starts a worker, tells of it, ends it.
+    """A worker's process on this host, and all that it needs here.
 
     Args:
-      task: What to do.
-      registry: The way to the program's addresses.
-      host: Under which other hosts reach this one.
+      task: Task of the worker.
+      registry: RegistryAccess of the program's addresses; None if all is on one host.
+      host: Address at which other hosts reach this one.
     """
 
-    def __init__(self, task: Task, registry: Registry | None, host: str) -> None:
+    def __init__(self, task: Task, registry: RegistryAccess | None, host: str) -> None:
         self._task = task
         self._host = host
         run_folder = _run_folder(task)
