@@ -38,7 +38,9 @@ class AddressRegistry:
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
-        # Of one event loop, as all else here: nothing else runs between two `await`s.
+        # Belongs to one event loop, as all else here: nothing else runs between two
+        # `await`s, so `_found` needs no lock. Notified for each address; all that wait
+        # look for their own.
         self._news = asyncio.Condition()
 
     async def publish(self, planned: str, address: str) -> None:

@@ -28,6 +28,8 @@ class Exchange:
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
+        # By address. Only the thread that has the turn, or chooses the next, uses it:
+        # no lock.
         self.servers: dict[str, DirectServer] = {}
 
     def serve(

@@ -65,6 +65,7 @@ class LogTail:
     def close(self) -> None:
         """Show what is left, without waiting long for a terminal that takes nothing."""
         self._over.set()
+        # What it cannot show in this time is in the files.
         self._thread.join(_LAST_LOOK_S)
 
     def _run(self) -> None:
@@ -81,11 +82,13 @@ class LogTail:
 
     def _show(self, *, is_last: bool) -> bool:
         """Pass on a piece of each file; return whether there may be more."""
+        # Looked up each time: a test or a notebook may have put another one there.
         terminal = lossy(self._terminal or sys.stdout)
         in_colours = uses_colours(terminal, os.environ)
         pieces = [
             file.read(in_colours=in_colours, is_last=is_last) for file in self._files
         ]
+        # One write for all workers: few system calls, and no line is cut by another.
         text = "".join(pieces)
         if text:
             terminal.write(text)
@@ -128,6 +131,7 @@ class _File:
                 self._descriptor = os.open(self._path, READING)
             except OSError:  # not there yet, or a link in its place
                 return b""
+        # A worker may write faster than a terminal shows; the newest is shown then.
         note = b""
         behind = os.fstat(self._descriptor).st_size - self._at
         if behind > _MOST_BEHIND_BYTES:

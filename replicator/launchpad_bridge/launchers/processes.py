@@ -134,6 +134,8 @@ class ProcessWorkers:
         given = options.preload
         self._modules = list(given) if given is not None else heavy_modules()
         self._forks = options.start == "forkserver" and sys.platform == "linux"
+        # Made here and closed by `close`, both in the driver's thread, which starts all
+        # workers as well: no lock.
         self._servers: dict[Kind, ForkServer] = {}
         self._tail = LogTail(self._logs) if options.shows_output else None
         try:
@@ -143,6 +145,7 @@ class ProcessWorkers:
             for executable in plan.executables:
                 self._recipe(executable)
         except LaunchError:
+            # Nobody has these `Workers` to close.
             self._close()
             raise
         if self._tail is not None:
@@ -175,6 +178,7 @@ class ProcessWorkers:
             self._tail.close()
 
     def _close(self) -> None:
+        # Then all handles have their ends, and their threads end by themselves.
         for server in self._servers.values():
             server.close()
         for recipe in self._recipes.values():

@@ -99,7 +99,8 @@ class _OrderedWorkers:
         self._plan = plan
         self._report = report
         self._turns = turns
-        # The driver's thread appends; a node in its turn, or it again, walks it.
+        # The driver's thread appends; a node in its turn, or that thread, walks it. An
+        # event of an attempt that has ended stays: to set it once more does no harm.
         self._events: list[StopEvent] = []
         self.exchange = Exchange(turns)
 
@@ -123,6 +124,8 @@ class _OrderedWorkers:
 
     def _tell(self, event: Exited | StopAsked) -> None:
         """Let a stop come in this turn, not whenever the run gets to it."""
+        # Here, in the turn of the node that asks or fails, and before the driver's
+        # thread knows of it: that thread has no turn, and runs whenever it likes.
         if isinstance(event, StopAsked) or event.outcome in ("raised", "died"):
             for stop_event in self._events:
                 stop_event.set()

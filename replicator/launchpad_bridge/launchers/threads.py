@@ -183,6 +183,8 @@ class ThreadWorker:
 
     def kill(self) -> None:
         """Raise `SystemExit` in the thread, and count it as dead."""
+        # Raised at its next instruction of Python; in foreign code, once that returns.
+        # Not waited for: the run goes on without it.
         raise_in_thread(self._thread, SystemExit)
         name = self._executable.name
         error = NodeFailedError(

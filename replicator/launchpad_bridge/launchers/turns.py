@@ -40,6 +40,7 @@ class Turns:
         """
         # Guards all below but `_mine`. Conditions of waiting threads are called with it
         # held, in the thread that chooses next: they must not wait.
+        # All that wait for it are woken when a turn passes, or the order is lost.
         self._condition = threading.Condition()
         self._random = random.Random(seed)
         self._expected = set(names)
@@ -50,6 +51,7 @@ class Turns:
         self._now_s = 0.0
         self._longest_s = longest_s
         self._lost = ""
+        # The name under which a thread takes turns; each thread sees its own.
         self._mine = threading.local()
         self._guests = 0
 
@@ -71,6 +73,7 @@ class Turns:
             yield
         finally:
             self._mine.name = None
+            # However the node has ended: a turn that is kept would stop all others.
             with self._condition:
                 self._expected.discard(name)
                 if self._holder == name:
@@ -144,6 +147,7 @@ class Turns:
             self._choose()
 
     def _wait_turn(self, name: str) -> None:
+        # Each waiting thread watches the holder, by a timeout of its own.
         while self._holder != name and not self._lost:
             turn, holder = self._turn, self._holder
             in_time = self._condition.wait(self._longest_s)
@@ -160,6 +164,8 @@ class Turns:
 
     def _choose(self) -> None:
         """Give a thread the turn, if it is free and all have come."""
+        # No thread is chosen before all have come: the order must not depend on which
+        # of them the system starts first.
         if self._holder is not None or self._expected or not self._waiting:
             return
         able = self._able()

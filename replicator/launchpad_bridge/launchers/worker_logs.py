@@ -59,6 +59,7 @@ def open_log(log: str | Path) -> int:
         descriptor = os.open(log, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise LaunchError(f"{log} cannot be written: {error}.") from error
+    # Looked at after it was opened: nobody can exchange it any more.
     status = os.fstat(descriptor)
     is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     if is_file and status.st_uid == os.geteuid():
@@ -98,6 +99,8 @@ def last_lines(log: Path, start: int, end: int | None = None) -> list[str]:
         with os.fdopen(os.open(log, READING), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             end = size if end is None else min(end, size)
+            # The file may be huge. Lines of earlier attempts and runs, before `start`,
+            # are not of this one.
             begin = max(start, end - _LAST_BYTES)
             file.seek(begin)
             data = file.read(max(0, end - begin))

@@ -148,6 +148,7 @@ def run_job(job: Job) -> int:
     Returns:
       The code to exit with: 0 if the node returned.
     """
+    # A crash in foreign code leaves its stacks in the log.
     faulthandler.enable()
     # Lines are seen when they are printed, and are not lost in a crash.
     sys.stdout, sys.stderr = lossy(sys.stdout), lossy(sys.stderr)
@@ -220,6 +221,7 @@ class _Context:
         # that asks for a stop do not mix. No other lock is taken while it is held.
         # Not re-entrant: a signal handler must not report.
         self._sending = threading.Lock()
+        # Called in the thread that sets it, the listener's: not in a signal handler.
         listener.stop_event.when_set(self._ask_unit)
         self.address_book = None if job.book is None else _open_book(job.book)
 
@@ -237,6 +239,7 @@ class _Context:
 
     def report(self, report: bytes) -> None:
         # If the launcher is gone, the kernel ends this process soon.
+        # It may wait until the launcher has read: a long result does not fit the pipe.
         with self._sending, contextlib.suppress(OSError):
             left = memoryview(report)
             while left:
@@ -259,6 +262,7 @@ class _Listener:
         self._pid = os.getpid()
         self.is_preempted = False  # set before the event is, and not again
         self._inbox, self._outbox = socket.socketpair()
+        # A handler must not wait: a byte that has no room is one of many then.
         self._outbox.setblocking(False)
         # The main thread's until `_thread` starts, then that one's.
         # No epoll: a command may hand on a file as the worker's input.
@@ -279,6 +283,7 @@ class _Listener:
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
             self._outbox.send(b"x")
+        # It ends with that byte. Nobody waits for the stop event any more.
         self._thread.join()
         # Before the sockets are closed: the handler writes to one.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -313,6 +318,7 @@ class _Listener:
         if STOP in data and not self.stop_event.is_set():
             self.is_preempted = source == self._inbox.fileno()
             self.stop_event.set()
+        # The end of the launcher's stream: it is dead, or wants this worker dead.
         if not data:
             _end_without_launcher()
         return b"x" not in data
@@ -325,6 +331,8 @@ def _open_book(options: Mapping[str, str]) -> Book:
 
 def _end_without_launcher() -> None:
     """End at once, with all that this worker started: its launcher is gone."""
+    # No clean-up, which a node that hangs would hold up: the guard, or the fork server,
+    # sweeps what has left this group.
     with contextlib.suppress(OSError):
         os.killpg(0, signal.SIGKILL)
     os._exit(_LAUNCHER_GONE)

@@ -110,8 +110,11 @@ class _Server:
         self._control = control
         self._receiver = receiver
         self._order = order
+        # Messages, whole and in order, that the socket had no room for.
         self._unsent = bytearray()
+        # By process id. An id stays a worker's until `_reap` has waited for it.
         self._children: dict[int, _Child] = {}
+        # Of workers that have ended while orphans of some worker are still here.
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
         # All of this is the one thread's; `_leave` closes it in a fork.
@@ -120,7 +123,8 @@ class _Server:
 
     def serve(self) -> Job | None:
         """Start and watch workers; return None at the end, in a worker its job."""
-        # A launcher may ignore it, and this is inherited, by workers too.
+        # A launcher may ignore it, and this is inherited, by workers too: no byte would
+        # come for a dead child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         inbox = self._signals.__enter__()
         self._selector.register(inbox, selectors.EVENT_READ)
@@ -162,6 +166,7 @@ class _Server:
         try:
             # One thread, so no lock is held by another. The child inherits the modules,
             # the channel and the server's own sockets; `_leave` closes these.
+            # Where an import has started a thread, `preload` has refused to fork.
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes
             os.close(channel)
@@ -172,9 +177,11 @@ class _Server:
             # end when they die.
             os.close(channel)
             self._children[pid] = child
+            # The kernel gives ids out again: this one leads a living session now.
             self._dead_sessions.discard(pid)
             self._send({"started": order["id"], "pid": pid})
             return None
+        # If this server dies, by SIGKILL even, the kernel kills the worker.
         guard.die_with(server)
         self._leave()
         job = Job(**{**order["job"], "orders": channel, "reports": channel})
@@ -185,11 +192,14 @@ class _Server:
 
     def _leave(self) -> None:
         """Forget, in a worker, that it was the server."""
+        # A session of its own: whatever it starts is found, and killed, by it.
         os.setsid()
+        # Puts SIGCHLD and the wake-up socket back as they were before `serve`.
         self._signals.__exit__(None, None, None)
         self._selector.close()
         # Channels of workers yet to be started: a copy here would hide their deaths.
         self._receiver.close_descriptors()
+        # A copy here would hide the server's death from the launcher.
         self._control.close()
 
     def _send(self, message: Message) -> None:
@@ -218,7 +228,7 @@ class _Server:
                 # Before its id is given back: nobody else's session can bear it yet.
                 _kill_session(pid)
             _, status = os.waitpid(pid, 0)
-            if child is None:
+            if child is None:  # an orphan that this process had adopted
                 continue
             self._dead_sessions.add(pid)
             self._dead_marks.add(child.mark)
@@ -237,6 +247,7 @@ class _Server:
         adopted = [pid for pid in guard.children() if pid not in self._children]
         for pid in adopted:
             if self._is_left_by_dead(pid):
+                # Not reaped yet, so the id is still its own. Its children come here.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         # What descends from a dead worker is below an adopted process, so gone.
@@ -275,6 +286,7 @@ def _kill_session(pid: int) -> None:
 def _settle(job: Job, order: Message, mark: str) -> None:
     """Become, after a fork, the worker that was ordered."""
     os.environ.update(job.environment)
+    # All that it starts inherits this, whatever session it makes for itself.
     os.environ[MARK] = mark
     log = open_log(order["log"])
     for stream in (1, 2):
