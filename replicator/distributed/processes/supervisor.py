@@ -114,10 +114,9 @@ def next_deadline_s(state: State) -> float | None:
 def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
     at = state.unit_of.get(ended.name)
     unit = None if at is None else state.units[at]
-    # Unknown, or reported twice.
+    # Unknown, reported twice, or of an attempt that was left behind.
     if at is None or unit is None or ended.name not in unit.live:
         return state, []
-    # Of an attempt that was left behind.
     if ended.attempt != unit.attempt:
         return state, []
     others = {name: end for name, end in unit.ends.items() if name != ended.name}
