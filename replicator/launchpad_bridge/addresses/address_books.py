@@ -46,11 +46,13 @@ class AddressRegistry:
     async def publish(self, planned: str, address: str) -> None:
         """Take note of where a server listens, in place of where it did before."""
         async with self._news:
+            # Asked from all hosts: a node at fault must not fill this process's memory.
             if planned not in self._found and len(self._found) >= _MOST_ADDRESSES:
                 raise LaunchError(
                     f"A program must have at most {_MOST_ADDRESSES} addresses, got one "
                     "more. See what publishes them."
                 )
+            # A server that was started again listens at another port.
             self._found[planned] = address
             self._news.notify_all()
 
@@ -148,6 +150,7 @@ class Book:
         """Return what connects to a server, wherever it is by then."""
 
         def connect_now(timeout_s: float) -> Connection:
+            # First the socket: on the same host it is faster, and needs no registry.
             until_s = time.monotonic() + timeout_s
             try:
                 return connect(planned, limits=limits, timeout_s=timeout_s)

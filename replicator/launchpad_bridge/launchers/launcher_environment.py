@@ -36,6 +36,7 @@ class LauncherEnvironment:
           own_environment: Environment variables of the worker's group: settings that
             they stand for are not touched.
         """
+        # In place: a module may hold a reference to the list.
         sys.argv[:] = self.argv
         apply_settings(self.jax_settings, given_by_environment=own_environment)
         if self.log_level is not None:
@@ -59,6 +60,7 @@ def read_surroundings() -> LauncherEnvironment:
 
 def read_settings() -> dict[str, Setting]:
     """Return JAX's settings in this process; nothing if it has not imported JAX."""
+    # Looked up, not imported: JAX takes a second, and a script may do without.
     jax = sys.modules.get("jax")
     if jax is None:
         return {}
@@ -86,5 +88,6 @@ def apply_settings(
     for name, value in settings.items():
         if name.upper() in given_by_environment or name not in here:
             continue
+        # Only what differs, as an update may have effects of its own.
         if here[name] != value:
             jax.config.update(name, value)

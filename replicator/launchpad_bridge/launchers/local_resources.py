@@ -100,11 +100,13 @@ def share_out(
     >>> share_out([], Machine(gpus=(), cores=(0,), memory_bytes=1), {})
     {}
     """
+    # What is left; each worker takes its part from the front.
     gpus, cores = list(machine.gpus), list(machine.cores)
     shares = {}
     for executable in executables:
         _check_claims(executable, machine)
         environment = _gpu_environment(executable, gpus, len(machine.gpus))
+        # Two processes that each preallocate most of a device fail on it together.
         if machine.gpus and _may_share_gpus(executable, executables):
             own = {**environ, **executable.resources.env}
             if _PREALLOCATE not in own and _MEMORY_FRACTION not in own:
@@ -117,6 +119,7 @@ def share_out(
 
 
 def _gpu_numbers() -> list[str]:
+    # Device files are there before a driver is loaded in this process: no CUDA starts.
     folder = Path("/dev")
     names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in folder.glob("nvidia*"))
     return sorted((name[1] for name in names if name), key=int)
@@ -143,6 +146,7 @@ def _gpu_environment(
         there = f"{len(left)} of this machine's {in_all} are left"
         raise _too_much(executable, "gpus", wanted, there)
     taken, left[:] = left[:wanted], left[wanted:]
+    # An empty list hides all of them; JAX would still try CUDA, and fail.
     environment = {_VISIBLE: ",".join(taken)}
     return environment if wanted else {**environment, "JAX_PLATFORMS": "cpu"}
 
@@ -155,6 +159,7 @@ def _may_share_gpus(executable: Executable, all_of_them: Sequence[Executable]) -
 
 def _take_cores(executable: Executable, left: list[int]) -> Sequence[int]:
     wanted = executable.resources.cpus
+    # Half a core cannot be pinned: such a worker may run on all of them.
     if wanted is None or wanted != int(wanted):
         return ()
     if wanted > len(left):

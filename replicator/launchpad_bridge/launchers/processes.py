@@ -137,6 +137,7 @@ class ProcessWorkers:
         # Made here and closed by `close`, both in the driver's thread, which starts all
         # workers as well: no lock.
         self._servers: dict[Kind, ForkServer] = {}
+        # Started last: where `open` fails there is nothing to show, and no thread.
         self._tail = LogTail(self._logs) if options.shows_output else None
         try:
             for kind in dict.fromkeys(map(_kind, plan.executables)):
@@ -157,6 +158,7 @@ class ProcessWorkers:
         Raises:
           LaunchError: It cannot be started.
         """
+        # The same cores and accelerators in each attempt: the one before has ended.
         share = self._shares[executable.name]
         job = Job(
             program=self._plan.program,
@@ -174,6 +176,7 @@ class ProcessWorkers:
     def close(self) -> None:
         """Leave nothing behind: kills what still runs, deletes what was made."""
         self._close()
+        # After the workers: its last look shows all that they have written.
         if self._tail is not None:
             self._tail.close()
 
@@ -186,6 +189,7 @@ class ProcessWorkers:
 
     def _recipe(self, executable: Executable) -> Path:
         """Return the file with what a worker runs; written once for all attempts."""
+        # Of the first attempt: what a node captures must not change between two.
         if executable.name not in self._recipes:
             path = self._plan.folder / f"recipe-{len(self._recipes)}"
             self._recipes[executable.name] = recipes.write(executable, path)

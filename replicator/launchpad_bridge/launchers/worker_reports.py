@@ -31,6 +31,7 @@ STOP = b"s"
 GoodEnd: TypeAlias = Literal["returned", "stopped", "preempted"]
 """Outcome of a node that did not raise; `Exited` describes each."""
 
+# Kind, size of the log before the traceback, size of the head, size of the body.
 _HEADER = struct.Struct("!cQQQ")
 _RAISED = b"e"
 _ASKS: dict[bytes, Literal["run", "unit"]] = {b"a": "run", b"u": "unit"}
@@ -118,6 +119,7 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
     told = tell(error, registry=DEFAULT_REGISTRY)
     notes = [str(note)[:_LONGEST_NOTE] for note in getattr(error, "__notes__", ())]
     notes = notes[:_MOST_NOTES]
+    # Attributes are values of the user, which the codec may not take.
     try:
         encoded = encode((tuple(told), notes))
     except (EncodeError, MessageTooLargeError):
@@ -161,15 +163,19 @@ class ReportFrameReader:
         >>> reader.feed(data[:9]), len(reader.feed(data[9:]))
         ([], 1)
         """
+        # Belongs to the one thread that reads the stream. It holds less than one frame
+        # between two calls, and at most what the limit below allows.
         self._begun += data
         frames = []
         while len(self._begun) >= _HEADER.size:
             kind, log_bytes, head_bytes, body_bytes = _HEADER.unpack_from(self._begun)
             start = _HEADER.size + head_bytes
+            # Before its bytes are waited for: a length of 2 ** 62 must not fill memory.
             if head_bytes + body_bytes > _MOST_BYTES:
                 raise DecodeError("A report must not be longer than a message.")
             if len(self._begun) < start + body_bytes:
                 break
+            # Released before the bytes are cut off: a viewed bytearray keeps its size.
             with memoryview(self._begun) as view:
                 head = bytes(view[_HEADER.size : start])
                 body = bytes(view[start : start + body_bytes])
@@ -188,10 +194,10 @@ def read_report(frame: ReportFrame) -> EndReport:
     kind = frame.kind
     value = decode(frame.head, frame.body, limits=_LIMITS)
     match kind, value:
-        case (b"e", (tuple() as told, list() as notes)):
+        case (b"e", (tuple() as info, list() as notes)):
             return EndReport(
                 kind="raised",
-                error=_told(told),
+                error=_error_info(info),
                 notes=tuple(str(note) for note in notes),
             )
         case (_, (bool() as sent, result)) if kind in _END_OF:
@@ -202,18 +208,13 @@ def read_report(frame: ReportFrame) -> EndReport:
     raise DecodeError(f"A report must be of a known kind, got {kind!r}.")
 
 
-def _told(values: tuple[Any, ...]) -> Told:
-    match values:
-        case (
-            tuple() | list() as names,
-            str() as text,
-            str() as trace,
-            None | int() as errno,
-            None | dict() as attributes,
-        ) if names:
-            checked(Kind.ERROR, (RAISED, *values))
-            return Told(tuple(names), text, trace, errno, attributes)
-    raise DecodeError("An error report must hold type names, text and traceback.")
+def _error_info(values: tuple[Any, ...]) -> Told:
+    # The same values, and the same checks, as of an error that a server answers with.
+    checked(Kind.ERROR, (RAISED, *values))
+    names, text, trace, errno, attributes = values
+    if not names:
+        raise DecodeError("An error report must hold type names, text and traceback.")
+    return Told(tuple(names), text, trace, errno, attributes)
 
 
 def _pack_value(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:

@@ -58,6 +58,7 @@ class LocalRay:
         # Sockets lie deep in it, and their paths must be short.
         parent = "/tmp" if os.path.isdir("/tmp") else None
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir=parent))
+        # Released when this process ends, however that is; a guard deletes the folder.
         self._held = hold_folder(self._folder)
         options = {
             "_node_ip_address": "127.0.0.1",
@@ -77,6 +78,7 @@ class LocalRay:
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
+        # Nobody has this object to close if the address does not come.
         try:
             self.address = self._read_address(output)
         except BaseException:
@@ -85,6 +87,7 @@ class LocalRay:
 
     def close(self) -> None:
         """End it, and all that it has started."""
+        # Ray's processes take a while to end; what is left then, the kernel kills.
         self._head.close(_END_S)
         os.close(self._held)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -95,6 +98,7 @@ class LocalRay:
         ready = select.poll()  # `select` knows no descriptors past 1,023
         ready.register(pipe, select.POLLIN)
         is_ready = ready.poll(_READY_S * 1e3)
+        # Ready, too, where the head has died: the line is empty then.
         line = pipe.readline().decode().strip() if is_ready else ""
         if not line:
             text = output.read_text(errors="replace")[-2000:]

@@ -41,6 +41,7 @@ class RayConnection:
 
     def close(self) -> None:
         """Disconnect, and end a Ray that was started here; another's stays."""
+        # The driver's thread closes it last: no handle of a worker waits in Ray then.
         if self.is_ours:
             ray.shutdown()
         if self.head is not None:
@@ -149,6 +150,8 @@ def _start(init: Mapping[str, Any]) -> tuple[LocalRay, Mapping[str, Any]]:
 @contextlib.contextmanager
 def _loopback(is_wanted: bool) -> Iterator[None]:
     """Have Ray reach a loopback address as such, and listen at it; see `local_ray`."""
+    # A global of Ray. Programs that connect at the same moment from two threads are not
+    # guarded against: Ray's own `init` is not, either.
     before = getattr(ray_constants, CLUSTERS, True)
     setattr(ray_constants, CLUSTERS, before and not is_wanted)
     try:
@@ -174,6 +177,7 @@ def _make_token() -> None:
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return
     path = Path.home() / ".ray" / "auth_token"
+    # Made here before Ray makes it, by whichever launcher is first.
     path.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
