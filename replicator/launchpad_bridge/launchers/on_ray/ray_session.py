@@ -105,11 +105,7 @@ def hosts() -> set[str]:
 
 
 def wanted(resources: Resources) -> dict[str, float]:
-    """Return the claims of a worker, by Ray's names.
-
-    >>> wanted(Resources(cpus=2, gpus=0))
-    {'CPU': 2}
-    """
+    """Return the claims of a worker, by Ray's names."""
     claims = {
         "CPU": resources.cpus,
         "GPU": resources.gpus,
