@@ -134,7 +134,8 @@ class GuardedProcess:
 
     def kill(self) -> None:
         """Have the kernel end what it can, for a guard that does not answer."""
-        # Not reaped yet, so the id is still the guard's, and so is the session.
+        # Not reaped yet, so the id is the guard's, and the session, too. Another thread
+        # may reap it in this instant; the kernel gives no id out again that soon.
         if self._guard.returncode is None:
             kill_session(self._guard.pid)
 
