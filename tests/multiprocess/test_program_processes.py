@@ -62,7 +62,7 @@ def test_what_a_worker_raises_is_raised_with_its_name_traceback_and_words(tmp_pa
 DEATHS = {
     "kill": (nodes.kill_itself(signal.SIGKILL), "was killed by SIGKILL"),
     "segv": (nodes.kill_itself(signal.SIGSEGV), "was killed by SIGSEGV"),
-    "exit": (nodes.leave_hard(3), "exited with code 3 without a word"),
+    "exit": (nodes.leave_hard(3), "exited with code 3 without a report"),
     "late": (nodes.crash_at_exit, "returned, but then was killed by SIGABRT"),
 }
 

@@ -60,14 +60,17 @@ class Driver(abc.ABC):
     """
 
     def __init__(self, units: Sequence[Unit], patience: Patience) -> None:
-        # Other threads read this state or the one before, whole: no lock.
+        # Written by the thread of `run` alone. Other threads read this state or the one
+        # before, whole, as states are frozen: no lock.
         self.state: State | None = None
         self.patience = patience
         self._units = units
+        # The last start of each worker, ended or not; of the thread of `run` alone.
         self._running: dict[str, Worker | None] = {}
         # From threads that watch workers, and signal handlers (`put` is re-entrant), to
         # the thread of `run` alone. What comes after the end is never taken.
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # Taken from the queue, but not decided yet; of the thread of `run` alone.
         self._taken: deque[Any] = deque()
 
     @abc.abstractmethod
@@ -96,6 +99,7 @@ class Driver(abc.ABC):
         """Start all units, and return once the run is over."""
         state, actions = begin(self._units, time.monotonic(), patience=self.patience)
         while True:
+            # Before the actions: what these start may look at it at once.
             self.state = state
             finish = self._perform(actions)
             if finish is not None:
@@ -116,6 +120,7 @@ class Driver(abc.ABC):
                 self._taken.append(self._events.get(timeout=limit_s))
         except queue.Empty:
             return TimeUp()
+        # Only this thread takes from the queue: what is seen here is still there.
         while not self._events.empty():
             self._taken.append(self._events.get())
         # A signal comes first. Workers may have got it, too: they did as they were
@@ -129,6 +134,7 @@ class Driver(abc.ABC):
         return isinstance(event, StopAsked) and event.by in self.patience.kills_at
 
     def _perform(self, actions: Sequence[Action]) -> Finish | None:
+        # Before the actions, which may take a while.
         messages = [each.message for each in actions if isinstance(each, Log)]
         if messages:
             self.log(messages)
@@ -152,4 +158,6 @@ class Driver(abc.ABC):
                 if worker is not None:
                     getattr(worker, method)()
             except Exception:
+                # A launcher that breaks its promises: the run goes on to its deadlines,
+                # and kills, or leaves behind, what did not stop.
                 _LOG.exception("could not %s `%s`", method, name)

@@ -79,11 +79,15 @@ def launch(
         tempfile.TemporaryDirectory(prefix="replicator-launch-") as folder,
         contextlib.ExitStack() as stack,
     ):
+        # This folder is private to the user. It is deleted here, or by a guard if this
+        # launcher is killed.
         environ |= _share_secret(policy, environ, Path(folder))
         group = _Group(command, policy, environ, Path(folder))
         # What is ignored stays so: nohup ignores SIGHUP.
         taken = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
         stack.enter_context(handled(taken, lambda n, _: group.report(stop_asked(n))))
+        # Undone in the reverse order: first nothing runs any more, then the folder is
+        # no longer held, and signals have their old handlers again.
         stack.callback(os.close, hold_folder(folder))
         stack.callback(group.close)
         finish = group.run()
@@ -140,6 +144,8 @@ class _Group(Driver):
 
     def start_worker(self, name: str, attempt: int) -> Member:
         rank = self._policy.unit.workers.index(name)
+        # The first to be started in each attempt. The port of the attempt before may
+        # still be taken: by a process that cannot be killed, or by the kernel.
         if rank == 0:
             self._port = free_port()
         environ = {
@@ -165,6 +171,7 @@ class _Group(Driver):
         return number
 
     def to_ended(self, end: ProcessEnd, state: State) -> Ended:
+        # Files that each process replaces as a whole, so none is read half written.
         steps = map(read_progress, self._folder.glob("progress-*[0-9]"))
         safe_step = max((step for step in steps if step is not None), default=None)
         hung_grace_s = self._policy.hung_grace_s

@@ -72,12 +72,15 @@ def main(arguments: list[str]) -> int:
         _forget_terminal()
     if not hasattr(os, "pidfd_open"):
         os.execvp(command[0], command)
+    # Before the start: no orphan may go to another parent.
     adopt_orphans()
     child = _start(command)
     # What the command has as its input, a socket perhaps, ends when the command does.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    # One thread, and no lock: this process only waits for one of three events.
     code = _wait(child, options["lifeline"], options["launcher"])
     _sweep(child)
+    # The launcher is gone, and with it whoever would delete its folder.
     if os.getppid() != options["launcher"]:
         delete(Path(options["folder"]), keep=[Path(path) for path in options["keep"]])
     return KILLED_BY_LAUNCHER if code is None else code
@@ -140,7 +143,8 @@ def delete(folder: Path, *, keep: Collection[Path] = ()) -> None:
 def _forget_terminal() -> None:
     """Drop what a terminal sent; the launcher has blocked its signals until here."""
     for number in TERMINAL_SIGNALS:
-        before = signal.signal(number, signal.SIG_IGN)  # drops what waits
+        # The kernel drops a waiting signal when it is ignored.
+        before = signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
         signal.signal(number, before)
 
@@ -194,22 +198,25 @@ def _wait(child: subprocess.Popen[bytes], lifeline: int, launcher: int) -> int |
 def _sweep(child: subprocess.Popen[bytes]) -> None:
     """Kill whatever descends from this process, until nothing does."""
     # A signal meanwhile is for a command that is gone: `forward` ignores it.
+    # A bound, as a process in uninterruptible sleep does not die.
     until_s = time.monotonic() + _SWEEP_S
     if child.returncode is None:
         child.kill()
     while time.monotonic() < until_s:
+        # Children of those that die here become this process's: the next round's.
         for pid in children():
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(_POLL_S)
-        except ChildProcessError:
+        except ChildProcessError:  # nothing descends from it any more
             return
 
 
 def _exit_like(code: int) -> None:
     """End as the command did: whoever waits sees the same."""
+    # No clean-up of Python's: there is nothing here that would need it.
     if code >= 0:
         os._exit(code)
     # The command has left its core already, if it was to leave one.

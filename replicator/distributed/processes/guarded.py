@@ -70,6 +70,7 @@ class GuardedProcess:
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
     ) -> None:
+        # Counted by the kernel for the whole machine: not only this process's.
         self._memory_kills = count_memory_kills()
         # Unlike that of all else of the same owner: only this one's are swept.
         self._mark = f"{owner}.{secrets.token_hex(4)}"
@@ -114,7 +115,7 @@ class GuardedProcess:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process for memory since the start."""
+        """True if the kernel has killed a process for memory since the start."""
         return count_memory_kills() > self._memory_kills
 
     def send_signal(self, number: int) -> None:
@@ -128,15 +129,19 @@ class GuardedProcess:
 
     def end(self) -> None:
         """Have the guard end all; returns at once."""
+        # The guard polls the other end. If this process dies, that ends as well.
         self._lifeline.close()
 
     def kill(self) -> None:
         """Have the kernel end what it can, for a guard that does not answer."""
+        # Not reaped yet, so the id is the guard's, and the session, too. Another thread
+        # may reap it in this instant; the kernel gives no id out again that soon.
         if self._guard.returncode is None:
             kill_session(self._guard.pid)
 
     def wait(self) -> int:
         """Wait until the command has ended; return its exit code."""
+        # Without a bound: a command may run for months. `end` and `kill` end it.
         self._wait_exit(None)
         return self.close()
 
@@ -149,6 +154,8 @@ class GuardedProcess:
         Returns:
           The command's exit code; 137 if this ended it.
         """
+        # Two threads may pass here at once. All that follows may be done twice: files
+        # close once, and `Popen.wait` has a lock of its own.
         if self._guard.returncode is not None:
             return self._guard.returncode
         self.end()

@@ -34,6 +34,8 @@ class Member:
         signal_asked: Callable[[], int],
         report: Callable[[ProcessEnd], None],
     ) -> None:
+        # All attributes are set before the thread starts. None changes after that but
+        # `_is_killed`, which is the driver's.
         self._rank = rank
         self._signal_asked = signal_asked
         self._report = report
@@ -52,12 +54,15 @@ class Member:
                 stderr=err_to,
             )
         finally:
+            # Copies here would hide the end of the output.
             for descriptor in (out_to, err_to):
                 os.close(descriptor)
         self._out = LabelledLines(out_from, f"[{rank}] ", sys.stdout.buffer)
         self._err = LabelledLines(err_from, f"[{rank}] ", sys.stderr.buffer)
         # Alone reads from the pipes, and closes them when the process has exited: that
         # ends it. A daemon, as a guard that is stuck must not keep the launcher.
+        # A terminal that takes nothing holds it up, and then the process, whose pipe
+        # fills: output is not dropped.
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -88,8 +93,11 @@ class Member:
         while self._process.exited not in ready:
             ready = {descriptor for descriptor, _ in poll.poll()}
             for descriptor in ready & streams.keys():
+                # At its end a pipe is always ready: it is waited for no longer.
                 if not streams[descriptor].pump():
                     poll.unregister(descriptor)
+        # The guard has exited, so all that wrote to the pipes is dead, unless the guard
+        # was killed: `close` then sweeps, and reads what the pipes still hold.
         code, out_of_memory = self._process.close(), self._process.out_of_memory
         self._out.close()
         self._err.close()

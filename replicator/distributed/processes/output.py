@@ -38,7 +38,8 @@ class Lines:
         return [line] if line else []
 
 
-# Held while lines are written, so that those of several processes do not mix.
+# Held while lines are written, so that those of several processes do not mix. Threads
+# of all processes and the driver's take it; no other lock is taken while it is held.
 _WRITING = threading.Lock()
 
 
@@ -65,6 +66,7 @@ class LabelledLines:
         self._lines = Lines()
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self.descriptor = descriptor
+        # A read must not hold up the thread, which waits for the exit as well.
         os.set_blocking(descriptor, False)
 
     def pump(self) -> bool:

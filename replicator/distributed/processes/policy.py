@@ -172,6 +172,7 @@ def exit_code(state: State, finish: Finish) -> int:
         return 128 + asked
     if finish.failure is not None:
         return _shell_code(finish.failure)
+    # Nothing failed. Whoever preempts asks this launcher too, so 75 comes before 143.
     codes = [end.exited.code for end in unit.ends.values()]
     if PREEMPTED in codes:
         return PREEMPTED

@@ -27,6 +27,8 @@ def free_port(host: str = "127.0.0.1") -> int:
         port = random.randint(_FIRST, _LAST)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
+                # Taken again by the group's coordinator in a moment; nothing holds it
+                # meanwhile.
                 probe.bind((host, port))
             except OSError:
                 continue

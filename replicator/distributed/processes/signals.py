@@ -19,6 +19,7 @@ def signals_as_bytes(numbers: Iterable[int]) -> Iterator[socket.socket]:
       those that do not fit are lost.
     """
     inbox, outbox = socket.socketpair()
+    # C code writes in the middle of anything, and must not wait.
     inbox.setblocking(False)
     outbox.setblocking(False)
     # A handler has to exist, so that Python writes the number to the socket.
@@ -43,6 +44,8 @@ def handled(
       numbers: Numbers of the signals.
       handler: As `signal.signal` takes it.
     """
+    # Python calls it in the main thread, between two instructions there: it may take no
+    # lock that the main thread could hold.
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

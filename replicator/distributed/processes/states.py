@@ -195,6 +195,7 @@ class State:
 
     def worker(self, name: str) -> WorkerState:
         """Return the state of one worker."""
+        # Any thread may ask: nothing here changes once it is made.
         unit = self.units[self.unit_of[name]]
         gone = "ended" if unit.phase == "ended" else "waiting"
         return WorkerState(

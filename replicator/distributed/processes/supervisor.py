@@ -114,6 +114,7 @@ def next_deadline_s(state: State) -> float | None:
 def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
     at = state.unit_of.get(ended.name)
     unit = None if at is None else state.units[at]
+    # Unknown, reported twice, or of an attempt that was left behind.
     if at is None or unit is None or ended.name not in unit.live:
         return state, []
     if ended.attempt != unit.attempt:
@@ -126,6 +127,7 @@ def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
         ends={**others, ended.name: ended},
     )
     actions: list[Action] = []
+    # Killed by this run: no failure of its own.
     was_killed = ended.looks_killed and unit.kills > 0
     if ended.outcome == "failed" and not was_killed:
         state, actions = _after_failure(state, at, ended, now_s)
@@ -175,6 +177,7 @@ def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
         due_s=now_s + grace_s,
     )
     live = state.units[at].live
+    # Without a grace at once; otherwise when its deadline comes.
     if live and not grace_s:
         state, kills = _kill(state, [at], now_s)
         return state, [say, *kills]
@@ -211,9 +214,11 @@ def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
         again = restart.attempts > 0
         why = "not started again: it would end the same way" if again else ""
         return _give_up(state, at, failure, why, now_s)
+    # The failure that began the series is shown: later ones may be its consequences.
     if idle >= restart.attempts:
         why = f"gave up after {idle} restart(s) without progress" if idle else ""
         return _give_up(state, at, first, why, now_s)
+    # Each wait is twice the one before.
     waits = idle - unit.unit.restarts_at_once
     backoff_s = restart.backoff_s * 2.0 ** min(waits, _DOUBLINGS) if waits >= 0 else 0.0
     backoff_s = min(backoff_s, state.patience.longest_backoff_s)
@@ -294,6 +299,7 @@ def _after_asking(state: State, by: str, now_s: float) -> Decision:
         state, end = _end_if_all_have(state)
         return state, [*([Log(message=say)] if stops else []), *stops, *end]
     alive = [at for at in _living(state) if not _is_killed(state, at)]
+    # Its request does not kill, or all were killed before.
     if kills_at is None or not alive:
         return state, []
     if state.asks >= kills_at:

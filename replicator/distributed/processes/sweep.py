@@ -26,12 +26,15 @@ def kill_session(pid: int) -> None:
 def kill_marked(owner: str) -> None:
     """Kill all processes of this user that carry an owner's mark (Linux)."""
     mark = f"{MARK}={owner}:".encode()
+    # Again until none is found: what is killed may have forked a moment before.
     until_s = time.monotonic() + _SWEEP_S
     while time.monotonic() < until_s:
         found = [pid for pid in _processes() if _bears(pid, mark)]
         if not found:
             return
         for pid in found:
+            # Its id may be another's by now, if it ended since it was read: the kernel
+            # gives ids out again only after a whole round of them.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)

@@ -1,7 +1,7 @@
-"""Where servers of a program on several hosts came to listen, and how they are found.
+"""Find the servers of a program on several hosts by their planned addresses.
 
-    registry     one for the program: planned addresses, and what was made of them
-    book         what a node, or the launching script, asks: finds, publishes, connects
+    registry     one for the program: real addresses, by planned ones
+    book         one for a node, or the launching script: finds, publishes, connects
 
 A server listens at a Unix socket in the run's folder, which has the same path on all
 hosts, and at a port of its host for the others: gRPC with TLS. Clients on the same host
@@ -38,17 +38,21 @@ class AddressRegistry:
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
-        # Of one event loop, as all else here: nothing else runs between two `await`s.
+        # Belongs to one event loop, as all else here: nothing else runs between two
+        # `await`s, so `_found` needs no lock. Notified for each address; all that wait
+        # look for their own.
         self._news = asyncio.Condition()
 
     async def publish(self, planned: str, address: str) -> None:
         """Take note of where a server listens, in place of where it did before."""
         async with self._news:
+            # Asked from all hosts: a node at fault must not fill this process's memory.
             if planned not in self._found and len(self._found) >= _MOST_ADDRESSES:
                 raise LaunchError(
                     f"A program must have at most {_MOST_ADDRESSES} addresses, got one "
                     "more. See what publishes them."
                 )
+            # A server that was started again listens at another port.
             self._found[planned] = address
             self._news.notify_all()
 
@@ -65,8 +69,8 @@ class AddressRegistry:
             return self._found[planned]
 
 
-class Registry(Protocol):
-    """The way to the registry, from wherever."""
+class RegistryAccess(Protocol):
+    """Access to the registry, from any process."""
 
     def publish(self, planned: str, address: str) -> None:
         """Take note of where a server listens."""
@@ -84,7 +88,7 @@ class OfferedRegistry:
       registry: The way to it.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: RegistryAccess) -> None:
         self._registry = registry
 
     @accepts(planned=_ADDRESS, address=_ADDRESS)
@@ -107,7 +111,7 @@ class Book:
       host: Under which others reach this one.
     """
 
-    def __init__(self, registry: Registry, *, folder: Path, host: str) -> None:
+    def __init__(self, registry: RegistryAccess, *, folder: Path, host: str) -> None:
         self._registry = registry
         self._folder = folder
         self._host = host
@@ -146,6 +150,7 @@ class Book:
         """Return what connects to a server, wherever it is by then."""
 
         def connect_now(timeout_s: float) -> Connection:
+            # First the socket: on the same host it is faster, and needs no registry.
             until_s = time.monotonic() + timeout_s
             try:
                 return connect(planned, limits=limits, timeout_s=timeout_s)

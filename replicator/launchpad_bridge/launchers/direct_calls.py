@@ -1,8 +1,8 @@
 """Calls between nodes of one process without threads of a server: for a fixed order.
 
-What a real server would run in a thread of its own runs here in the caller's, in its
-turn. Values pass through the codec, and errors are told and rebuilt, as between
-processes, so a program sees no difference.
+A handler, which a real server would run in a thread of its own, runs here in the
+caller's, in its turn. Values and errors pass through the codec, as between processes,
+so a program sees no difference.
 """
 
 import concurrent.futures
@@ -28,6 +28,8 @@ class Exchange:
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
+        # By address. Only the thread that has the turn, or chooses the next, uses it:
+        # no lock.
         self.servers: dict[str, DirectServer] = {}
 
     def serve(
@@ -56,7 +58,7 @@ class Exchange:
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class DirectServer:
-    """Stands where `rpc.Server` stands."""
+    """Stand-in for `rpc.Server`."""
 
     exchange: Exchange
     name: str
@@ -90,7 +92,7 @@ class _Methods:
 
 @final
 class DirectClient(_Methods):
-    """Stands where `rpc.Client` stands."""
+    """Stand-in for `rpc.Client`."""
 
     def __init__(
         self,

@@ -1,4 +1,8 @@
-"""What a worker finds as it is in the launcher: arguments, paths, settings."""
+"""Arguments, paths and settings that a worker takes over from its launcher.
+
+A script that calls `jax.config.update("jax_enable_x64", True)` means all of its
+program: under threads its nodes see it, so they do in other processes.
+"""
 
 import dataclasses
 import logging
@@ -11,13 +15,13 @@ Setting = bool | int | float | str | None
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LauncherEnvironment:
-    """Of the launcher, in plain values.
+    """Environment of a launcher, in plain values.
 
     Attributes:
       argv: The script and its arguments.
-      path: Where modules are looked for.
-      jax_settings: Of `jax.config`; empty if the launcher has not imported JAX.
-      log_level: Of the root logger, if it has a handler.
+      path: Folders in which Python looks for modules.
+      jax_settings: Values of `jax.config`; empty if the launcher has not imported JAX.
+      log_level: Level of the root logger, if it has a handler.
     """
 
     argv: Sequence[str]
@@ -32,6 +36,7 @@ class LauncherEnvironment:
           own_environment: Environment variables of the worker's group: settings that
             they stand for are not touched.
         """
+        # In place: a module may hold a reference to the list.
         sys.argv[:] = self.argv
         apply_settings(self.jax_settings, given_by_environment=own_environment)
         if self.log_level is not None:
@@ -39,7 +44,11 @@ class LauncherEnvironment:
 
 
 def read_surroundings() -> LauncherEnvironment:
-    """Return those of this process."""
+    """Return the environment of this process.
+
+    >>> read_surroundings().argv == tuple(sys.argv)
+    True
+    """
     root = logging.getLogger()
     return LauncherEnvironment(
         argv=tuple(sys.argv),
@@ -51,6 +60,7 @@ def read_surroundings() -> LauncherEnvironment:
 
 def read_settings() -> dict[str, Setting]:
     """Return JAX's settings in this process; nothing if it has not imported JAX."""
+    # Looked up, not imported: JAX takes a second, and a script may do without.
     jax = sys.modules.get("jax")
     if jax is None:
         return {}
@@ -64,7 +74,7 @@ def read_settings() -> dict[str, Setting]:
 def apply_settings(
     settings: Mapping[str, Setting], *, given_by_environment: Collection[str] = ()
 ) -> None:
-    """Set what differs here from `settings`, if this process has imported JAX.
+    """Change JAX's settings to `settings`, if this process has imported JAX.
 
     Args:
       settings: As `read_settings` returned them.
@@ -78,5 +88,6 @@ def apply_settings(
     for name, value in settings.items():
         if name.upper() in given_by_environment or name not in here:
             continue
+        # Only what differs, as an update may have effects of its own.
         if here[name] != value:
             jax.config.update(name, value)

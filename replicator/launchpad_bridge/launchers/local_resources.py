@@ -1,10 +1,10 @@
-"""Share out this machine among workers: who sees which accelerators and cores.
+"""Share out accelerators and cores of this machine among workers.
 
-What a group claims of cores and memory is a claim: it is checked against the machine
-and hands out nothing, as many small workers on few cores are how programs are tried.
-Accelerators are handed out: each of `gpus=n` is one worker's alone, in the order of the
-program. Whoever makes no claim sees all of them; then JAX must not take most of a
-device's memory at its start, as it does by itself.
+Claims of cores and memory are only checked against the machine: many small workers on
+few cores are how programs are tried. Accelerators are handed out: each of `gpus=n` is
+one worker's alone, in the order of the program. A worker without a claim sees all of
+them; then JAX must not take most of a device's memory at its start, as it does by
+default.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ _MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What there is to share.
+    """Resources of a machine.
 
     Attributes:
       gpus: Accelerators, as the names that `CUDA_VISIBLE_DEVICES` takes.
       cores: Numbers of the cores that this process may use.
-      memory_bytes: In all.
+      memory_bytes: Size of its memory.
     """
 
     gpus: Sequence[str]
@@ -47,11 +47,11 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What one worker gets.
+class MachineShare:
+    """Resources of one worker.
 
     Attributes:
-      environment: Variables, which are read when a backend starts.
+      environment: Variables that a backend reads when it starts.
       cores: The only ones it may use; empty for all.
     """
 
@@ -60,10 +60,13 @@ class Share:
 
 
 def look_at_machine(environ: Mapping[str, str]) -> Machine:
-    """Say what this machine has, without starting a backend.
+    """Return the resources of this machine, without starting a backend.
 
     Args:
-      environ: Of the launcher: `CUDA_VISIBLE_DEVICES` may leave out some.
+      environ: Environment of the launcher: `CUDA_VISIBLE_DEVICES` may leave out some.
+
+    >>> look_at_machine({"CUDA_VISIBLE_DEVICES": "0, 2"}).gpus
+    ['0', '2']
     """
     visible = environ.get(_VISIBLE)
     gpus = _gpu_numbers() if visible is None else visible.split(",")
@@ -81,28 +84,34 @@ def share_out(
     environ: Mapping[str, str],
     *,
     pin_cores: bool = False,
-) -> dict[str, Share]:
+) -> dict[str, MachineShare]:
     """Return each worker's share, by name.
 
     Args:
-      executables: Of the program.
-      machine: What there is.
-      environ: Of the launcher; what it or a group sets itself is left alone.
+      executables: Workers of the program.
+      machine: Resources to share.
+      environ: Environment of the launcher; variables that it or a group sets itself
+        stay as they are.
       pin_cores: Whether a worker that claims whole cores gets them for itself.
 
     Raises:
       LaunchError: There is not enough.
+
+    >>> share_out([], Machine(gpus=(), cores=(0,), memory_bytes=1), {})
+    {}
     """
+    # What is left; each worker takes its part from the front.
     gpus, cores = list(machine.gpus), list(machine.cores)
     shares = {}
     for executable in executables:
         _check_claims(executable, machine)
         environment = _gpu_environment(executable, gpus, len(machine.gpus))
+        # Two processes that each preallocate most of a device fail on it together.
         if machine.gpus and _may_share_gpus(executable, executables):
             own = {**environ, **executable.resources.env}
             if _PREALLOCATE not in own and _MEMORY_FRACTION not in own:
                 environment[_PREALLOCATE] = "false"
-        shares[executable.name] = Share(
+        shares[executable.name] = MachineShare(
             environment=environment,
             cores=_take_cores(executable, cores) if pin_cores else (),
         )
@@ -110,6 +119,7 @@ def share_out(
 
 
 def _gpu_numbers() -> list[str]:
+    # Device files are there before a driver is loaded in this process: no CUDA starts.
     folder = Path("/dev")
     names = (re.fullmatch(r"nvidia(\d+)", path.name) for path in folder.glob("nvidia*"))
     return sorted((name[1] for name in names if name), key=int)
@@ -136,6 +146,7 @@ def _gpu_environment(
         there = f"{len(left)} of this machine's {in_all} are left"
         raise _too_much(executable, "gpus", wanted, there)
     taken, left[:] = left[:wanted], left[wanted:]
+    # An empty list hides all of them; JAX would still try CUDA, and fail.
     environment = {_VISIBLE: ",".join(taken)}
     return environment if wanted else {**environment, "JAX_PLATFORMS": "cpu"}
 
@@ -148,6 +159,7 @@ def _may_share_gpus(executable: Executable, all_of_them: Sequence[Executable]) -
 
 def _take_cores(executable: Executable, left: list[int]) -> Sequence[int]:
     wanted = executable.resources.cpus
+    # Half a core cannot be pinned: such a worker may run on all of them.
     if wanted is None or wanted != int(wanted):
         return ()
     if wanted > len(left):

@@ -1,8 +1,8 @@
 """Show on the terminal what workers write to their logs, labelled and in colours.
 
 A thread of its own looks at all files ten times a second: a terminal that takes no more
-holds up nobody else. What a node prints is text here, and no command for the terminal;
-its file has it as it was.
+holds up nothing else. Output of a node is shown as text, not obeyed by the terminal as
+commands; its file has it as it was.
 """
 
 import os
@@ -26,7 +26,11 @@ _COLOURS = tuple(f"\x1b[{code}m" for code in (36, 32, 33, 35, 34, 96, 92, 93, 95
 
 
 def uses_colours(terminal: TextIO, environ: Mapping[str, str]) -> bool:
-    """Return whether to write in colours: to a terminal, unless `NO_COLOR` is set."""
+    """Return whether to write in colours: to a terminal, unless `NO_COLOR` is set.
+
+    >>> uses_colours(sys.stdout, {"NO_COLOR": "1"})
+    False
+    """
     is_terminal = getattr(terminal, "isatty", bool)
     return not environ.get("NO_COLOR") and bool(is_terminal())
 
@@ -35,8 +39,8 @@ class LogTail:
     """Shows logs as they grow.
 
     Args:
-      logs: By worker; a file need not be there yet.
-      terminal: Where to; `sys.stdout`, as it is at the time, by default.
+      logs: File of each worker; it need not be there yet.
+      terminal: Stream to write to; by default `sys.stdout`, as it is at the time.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class LogTail:
             _File(name, path, width, _COLOURS[number % len(_COLOURS)])
             for number, (name, path) in enumerate(logs.items())
         ]
-        # The files are the thread's alone; this tells it that a last look is due.
+        # Set once, by `close`: a last look is due.
         self._over = threading.Event()
+        # Alone reads the files. `close` ends it, but waits for it only so long: a
+        # daemon, as it may be writing to a terminal that takes nothing.
         self._thread = threading.Thread(target=self._run, name="log tail", daemon=True)
 
     def start(self) -> None:
@@ -57,8 +63,9 @@ class LogTail:
         self._thread.start()
 
     def close(self) -> None:
-        """Show what is left, but do not wait long for a terminal that takes nothing."""
+        """Show what is left, without waiting long for a terminal that takes nothing."""
         self._over.set()
+        # What it cannot show in this time is in the files.
         self._thread.join(_LAST_LOOK_S)
 
     def _run(self) -> None:
@@ -75,11 +82,13 @@ class LogTail:
 
     def _show(self, *, is_last: bool) -> bool:
         """Pass on a piece of each file; return whether there may be more."""
+        # Looked up each time: a test or a notebook may have put another one there.
         terminal = lossy(self._terminal or sys.stdout)
         in_colours = uses_colours(terminal, os.environ)
         pieces = [
             file.read(in_colours=in_colours, is_last=is_last) for file in self._files
         ]
+        # One write for all workers: few system calls, and no line is cut by another.
         text = "".join(pieces)
         if text:
             terminal.write(text)
@@ -122,6 +131,7 @@ class _File:
                 self._descriptor = os.open(self._path, READING)
             except OSError:  # not there yet, or a link in its place
                 return b""
+        # A worker may write faster than a terminal shows; the newest is shown then.
         note = b""
         behind = os.fstat(self._descriptor).st_size - self._at
         if behind > _MOST_BEHIND_BYTES:

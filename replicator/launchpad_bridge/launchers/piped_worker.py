@@ -10,6 +10,7 @@ The recipe lies in the run's folder: the command must run where that can be read
 
 import contextlib
 import os
+import select
 import shutil
 import subprocess
 import threading
@@ -68,11 +69,16 @@ class PipedProcess:
     ) -> None:
         self._log = log
         self._log_start = begin_attempt(log, attempt)
-        # Set by the thread that kills, before it does; read once the process has ended.
+        # Set by the thread that kills, before it does; the handle's thread reads it
+        # once the process has ended. So a worker that died by itself at the same moment
+        # may count as killed, but never the reverse.
         self._is_killed = False
-        # Guards standard input, which one thread may write to while another closes it.
+        # Guards standard input: the driver's thread writes to it and closes it, the
+        # handle's thread closes it. No other lock is taken while it is held.
         self._sending = threading.Lock()
         try:
+            # Closed here at once: the worker writes to its own copy, also when this
+            # launcher is dead.
             with os.fdopen(open_log(log), "ab") as file:
                 self._process = GuardedProcess(
                     command,
@@ -94,20 +100,31 @@ class PipedProcess:
         """Wait for bytes of its reports; return none once there are no more."""
         return os.read(self._stdout.fileno(), _READ_BYTES)
 
+    def has_more(self) -> bool:
+        """Return whether more bytes have arrived, or arrive within a millisecond."""
+        ready = select.poll()  # `select` takes no descriptors past 1,023
+        ready.register(self._stdout, select.POLLIN)
+        return bool(ready.poll(1))
+
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
-        # One that has ended reads nothing more.
+        # One byte fits into the pipe, so this does not wait for the worker. One that
+        # has ended reads nothing more: the pipe is broken, or closed here.
         with self._sending, contextlib.suppress(OSError, ValueError):
             self._stdin.write(STOP)
 
     def kill(self) -> None:
         """End the command and all that it started; returns at once."""
         self._is_killed = True
+        # First the pipe: a worker on another host, where no guard reaches, finds its
+        # end and dies. Then the guard, which kills what descends from the command here.
         self._hang_up()
         self._process.end()
 
     def wait(self, log_end: int | None) -> ProcessExit:
         """Wait until the command has exited; return how."""
+        # The guard sweeps before it exits: nothing on this host writes to the log any
+        # more when its last lines are read.
         code = self._process.wait()
         return ProcessExit(
             pid=self._process.pid,
@@ -130,7 +147,7 @@ class PipedProcess:
 
 @final
 class PipedWorker(WorkerHandle):
-    """One start of an executable, as the last words of a command; a `Worker`."""
+    """One start of an executable, at the end of a command line; a `Worker`."""
 
     def __init__(
         self,
@@ -145,13 +162,13 @@ class PipedWorker(WorkerHandle):
         """Start it.
 
         Args:
-          command: Runs the words that are put behind it, at the worker's place; such as
-            `["srun", "--ntasks=1"]`. It gets the group's environment variables.
-          executable: What the worker runs.
-          attempt: Which start this is.
-          plan: Of the run.
-          launch_type: The launcher's name.
-          report: Of the launcher; is told of the worker's end, once.
+          command: Command that runs the command line after it, at the worker's place;
+            such as `["srun", "--ntasks=1"]`. It gets the group's environment variables.
+          executable: Function and resources of the worker.
+          attempt: Number of this start, from 0.
+          plan: Plan of the run.
+          launch_type: Name of the launcher.
+          report: `report` of the launcher; takes the worker's end, once.
 
         Raises:
           LaunchError: The node does not pickle, or the command cannot be run.

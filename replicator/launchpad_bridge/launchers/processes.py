@@ -8,7 +8,7 @@
 Groups with environment variables of their own have a fork server of their own: packages
 read them when they are imported. Where a fork would not be safe (a package starts a
 thread or JAX's backend when it is imported; not Linux), each worker of the run is a
-fresh interpreter, which is said.
+fresh interpreter, with a warning.
 """
 
 import dataclasses
@@ -66,8 +66,9 @@ class Processes:
       preload: Modules that the fork server imports; by default all that the script has
         imported from installed packages.
       pin_cores: Whether workers that claim whole cores get them for themselves.
-      terminal: Where what workers print is shown besides being kept: here, or with
-        "output_to_files" nowhere. Launchpad's names of other terminals mean here.
+      terminal: Terminal that shows the output of workers, which is kept in files, too:
+        this one, or with "output_to_files" none. Launchpad's names of other terminals
+        mean this one.
     """
 
     start: Literal["forkserver", "spawn"] = "forkserver"
@@ -133,15 +134,19 @@ class ProcessWorkers:
         given = options.preload
         self._modules = list(given) if given is not None else heavy_modules()
         self._forks = options.start == "forkserver" and sys.platform == "linux"
+        # Made here and closed by `close`, both in the driver's thread, which starts all
+        # workers as well: no lock.
         self._servers: dict[Kind, ForkServer] = {}
+        # Started last: where `open` fails there is nothing to show, and no thread.
         self._tail = LogTail(self._logs) if options.shows_output else None
         try:
             for kind in dict.fromkeys(map(_kind, plan.executables)):
                 self._servers[kind] = self._open_server(kind)
-            # While the fork servers import: what does not pickle starts nothing.
+            # While the fork servers import. A node that does not pickle starts nothing.
             for executable in plan.executables:
                 self._recipe(executable)
         except LaunchError:
+            # Nobody has these `Workers` to close.
             self._close()
             raise
         if self._tail is not None:
@@ -153,6 +158,7 @@ class ProcessWorkers:
         Raises:
           LaunchError: It cannot be started.
         """
+        # The same cores and accelerators in each attempt: the one before has ended.
         share = self._shares[executable.name]
         job = Job(
             program=self._plan.program,
@@ -170,10 +176,12 @@ class ProcessWorkers:
     def close(self) -> None:
         """Leave nothing behind: kills what still runs, deletes what was made."""
         self._close()
+        # After the workers: its last look shows all that they have written.
         if self._tail is not None:
             self._tail.close()
 
     def _close(self) -> None:
+        # Then all handles have their ends, and their threads end by themselves.
         for server in self._servers.values():
             server.close()
         for recipe in self._recipes.values():
@@ -181,6 +189,7 @@ class ProcessWorkers:
 
     def _recipe(self, executable: Executable) -> Path:
         """Return the file with what a worker runs; written once for all attempts."""
+        # Of the first attempt: what a node captures must not change between two.
         if executable.name not in self._recipes:
             path = self._plan.folder / f"recipe-{len(self._recipes)}"
             self._recipes[executable.name] = recipes.write(executable, path)
@@ -204,5 +213,5 @@ class ProcessWorkers:
 
 
 def _kind(executable: Executable) -> Kind:
-    """Return what tells fork servers apart: variables that packages may read early."""
+    """Return variables that packages may read early: a fork server for each set."""
     return tuple(sorted(executable.resources.env.items()))

@@ -8,7 +8,7 @@ With a `seed` one node runs at a time. Turns pass where a node calls another, wa
 the stop, or ends; who is next, the seed decides: the same seed, the same order, as
 often as the test runs. `lp.wait_for_stop(60)` then takes no time where all others
 wait, too. Handlers run in the turn of their caller: they must not wait for others.
-Nodes that are processes know no turns, and are refused.
+Nodes that are processes cannot take turns, and are refused.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class TestMode:
           serialize: Check that the nodes could run in other processes.
           seed: Decides the order in which nodes run, one at a time; None: they run as
             threads do.
-          longest_turn_s: How long one may run before it is said to be stuck.
+          longest_turn_s: Seconds that one may run before it counts as stuck.
         """
         self._serialize = serialize
         self.seed = seed
@@ -99,7 +99,8 @@ class _OrderedWorkers:
         self._plan = plan
         self._report = report
         self._turns = turns
-        # The driver's thread appends; a node in its turn, or it again, walks it.
+        # The driver's thread appends; a node in its turn, or that thread, walks it. An
+        # event of an attempt that has ended stays: to set it once more does no harm.
         self._events: list[StopEvent] = []
         self.exchange = Exchange(turns)
 
@@ -123,6 +124,8 @@ class _OrderedWorkers:
 
     def _tell(self, event: Exited | StopAsked) -> None:
         """Let a stop come in this turn, not whenever the run gets to it."""
+        # Here, in the turn of the node that asks or fails, and before the driver's
+        # thread knows of it: that thread has no turn, and runs whenever it likes.
         if isinstance(event, StopAsked) or event.outcome in ("raised", "died"):
             for stop_event in self._events:
                 stop_event.set()
@@ -130,7 +133,7 @@ class _OrderedWorkers:
 
 
 def _check_threads(plan: Plan, seed: int) -> None:
-    """Refuse processes: who calls or is called by one waits outside of all turns."""
+    """Refuse processes: calls to and from them wait outside of all turns."""
     others = [each.name for each in plan.executables if has_own_process(each)]
     if others:
         raise ArgumentError(

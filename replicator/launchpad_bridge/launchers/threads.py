@@ -59,7 +59,7 @@ class Threads:
         Args:
           plan: What will run.
           report: Takes what happens.
-          launch_type: What nodes are told of how they run.
+          launch_type: Name of the launcher, for nodes.
 
         Raises:
           LaunchError: A node does not pickle.
@@ -166,10 +166,12 @@ class ThreadWorker:
         self._executable = executable
         self._context = context
         self._around = around or contextlib.nullcontext()
-        # Of `_is_reported`, as `_run` and `kill` are in two threads.
+        # Guards `_is_reported`, as `_run` and `kill` are in two threads. No other lock
+        # is taken while it is held.
         self._lock = threading.Lock()
         self._is_reported = False
-        # A daemon: one that is left behind must not keep the process from ending.
+        # Ends with its node. A daemon, as one that is left behind must not keep the
+        # process from ending.
         self._thread = threading.Thread(
             target=self._run, name=executable.name, daemon=True
         )
@@ -181,6 +183,8 @@ class ThreadWorker:
 
     def kill(self) -> None:
         """Raise `SystemExit` in the thread, and count it as dead."""
+        # Raised at its next instruction of Python; in foreign code, once that returns.
+        # Not waited for: the run goes on without it.
         raise_in_thread(self._thread, SystemExit)
         name = self._executable.name
         error = NodeFailedError(

@@ -3,10 +3,11 @@
     waiting for a turn ── chosen by the seed ──> has the turn ── gives it up ──> waiting
                                                       └── its node has ended
 
-Who waits says for what: a condition, a moment of the program's own time, or both. That
-time stands still while anybody can go on, and jumps to the next moment when nobody can:
-no test waits for it. A thread that holds its turn for very long waits for something
-that is no edge (a lock, a queue); then the order is lost, which is said.
+A thread waits for a condition, for a moment of the program's own time, or for both.
+That time stands still while a thread can go on, and jumps to the next moment when none
+can: no test waits for it. A thread that holds its turn for very long waits for
+something that is not an edge (a lock, a queue); then the order is lost, and all raise
+an error.
 """
 
 import contextlib
@@ -27,18 +28,19 @@ class _Wait(NamedTuple):
 
 @final
 class Turns:
-    """Who may run; safe for all threads."""
+    """Turns of threads; safe for all threads."""
 
     def __init__(self, names: Iterable[str], seed: int, *, longest_s: float) -> None:
         """Wait for all of `names` to come before the first gets its turn.
 
         Args:
-          names: Of those who take turns.
+          names: Names of threads that take turns.
           seed: Decides the order.
-          longest_s: For how long a turn may be held.
+          longest_s: Seconds that a turn may be held.
         """
-        # Of all below but `_mine`. Conditions of those who wait are called with it
-        # held, in whichever thread chooses next: they must not wait.
+        # Guards all below but `_mine`. Conditions of waiting threads are called with it
+        # held, in the thread that chooses next: they must not wait.
+        # All that wait for it are woken when a turn passes, or the order is lost.
         self._condition = threading.Condition()
         self._random = random.Random(seed)
         self._expected = set(names)
@@ -49,6 +51,7 @@ class Turns:
         self._now_s = 0.0
         self._longest_s = longest_s
         self._lost = ""
+        # The name under which a thread takes turns; each thread sees its own.
         self._mine = threading.local()
         self._guests = 0
 
@@ -70,6 +73,7 @@ class Turns:
             yield
         finally:
             self._mine.name = None
+            # However the node has ended: a turn that is kept would stop all others.
             with self._condition:
                 self._expected.discard(name)
                 if self._holder == name:
@@ -81,7 +85,7 @@ class Turns:
         """Give the turn up to others for a block, and have one again after it.
 
         Args:
-          names: Of those who will come now; nobody gets a turn before they have.
+          names: Threads that will come now; none gets a turn before they have.
         """
         with self._condition:
             for name in names:
@@ -122,7 +126,7 @@ class Turns:
           Whether the condition holds.
 
         Raises:
-          LaunchError: The order is lost; says by whom.
+          LaunchError: The order is lost; names the thread that held its turn.
         """
         name = self._mine.name
         with self._condition:
@@ -138,15 +142,16 @@ class Turns:
             return until()
 
     def look_again(self) -> None:
-        """Choose somebody, if nobody has the turn: a condition may hold by now."""
+        """Choose a thread, if none has the turn: a condition may hold by now."""
         with self._condition:
             self._choose()
 
     def _wait_turn(self, name: str) -> None:
+        # Each waiting thread watches the holder, by a timeout of its own.
         while self._holder != name and not self._lost:
             turn, holder = self._turn, self._holder
-            is_told = self._condition.wait(self._longest_s)
-            if not is_told and holder is not None and turn == self._turn:
+            in_time = self._condition.wait(self._longest_s)
+            if not in_time and holder is not None and turn == self._turn:
                 self._lose(holder)
 
     def _lose(self, holder: str) -> None:
@@ -158,7 +163,9 @@ class Turns:
         self._condition.notify_all()
 
     def _choose(self) -> None:
-        """Give somebody the turn, if it is free and all have come."""
+        """Give a thread the turn, if it is free and all have come."""
+        # No thread is chosen before all have come: the order must not depend on which
+        # of them the system starts first.
         if self._holder is not None or self._expected or not self._waiting:
             return
         able = self._able()
@@ -174,7 +181,7 @@ class Turns:
         self._condition.notify_all()
 
     def _able(self) -> list[str]:
-        """List those who can go on, in the order of the program."""
+        """List threads that can go on, in the order of the program."""
         able = [
             (wait.number, name)
             for name, wait in self._waiting.items()
@@ -192,7 +199,7 @@ class TurnEvent(StopEvent):
         self._turns = turns
 
     def set(self) -> None:
-        """Set it, and let go on who waits for it."""
+        """Set it, and let threads that wait for it go on."""
         super().set()
         self._turns.look_again()
 

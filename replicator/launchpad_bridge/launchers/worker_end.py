@@ -7,7 +7,7 @@ from replicator.base.host.plain_text import plain
 from replicator.distributed.processes.exits import describe_code
 from replicator.errors import DecodeError, MessageTooLargeError, NodeFailedError
 from replicator.launchpad_bridge.launchers.worker_reports import (
-    Frame,
+    ReportFrame,
     read_report,
     rebuild_error,
 )
@@ -40,7 +40,9 @@ class ProcessExit:
     log: str = ""
 
 
-def exited(name: str, attempt: int, *, last: Frame | None, end: ProcessExit) -> Exited:
+def exited(
+    name: str, attempt: int, *, last: ReportFrame | None, end: ProcessExit
+) -> Exited:
     """Return how one start of a worker ended.
 
     Args:
@@ -90,7 +92,7 @@ def _how_it_died(end: ProcessExit) -> str:
         return "was killed by its launcher"
     text = describe_code(end.code, out_of_memory=end.out_of_memory)
     if end.code >= 0:
-        return f"{text} without a word"
+        return f"{text} without a report"
     # Without this a reader would suspect the run itself.
     return f"{text}, not by its launcher" if text.endswith("SIGKILL") else text
 

@@ -1,6 +1,6 @@
-"""One start of a worker, as its launcher holds it: asks it to stop, reports its end.
+"""The launcher's handle of one start of a worker: stop it, kill it, report its end.
 
-    launcher ── stop, kill ──> process ── wishes to stop, a result or error ──> launcher
+    launcher ── stop, kill ──> process ── reports ──> launcher
 
 Processes are started in several ways: a fork (`forked/fork_server_client`), a command
 with pipes (`piped_worker`), an actor of Ray (`on_ray/ray_cluster`). Each is a
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from replicator.errors import DecodeError
 from replicator.launchpad_bridge.launchers.worker_end import ProcessExit, exited
-from replicator.launchpad_bridge.launchers.worker_reports import FrameReader
+from replicator.launchpad_bridge.launchers.worker_reports import ReportFrameReader
 from replicator.launchpad_bridge.protocols import Exited, StopAsked
 
 _JOIN_S = 5.0
@@ -70,8 +70,10 @@ class WorkerHandle:
         self.attempt = attempt
         self.process = process
         self._report = report
-        # Ends when the process has: `close` kills and joins. A daemon, as a process
-        # that cannot be killed must not keep the launcher.
+        # One thread for each start: it alone reads from the process, waits for its exit
+        # and reports; `stop` and `kill` come from the driver's thread. It ends when the
+        # process has: `close` kills and joins. A daemon, as a process that cannot be
+        # killed must not keep the launcher.
         self._thread = threading.Thread(
             target=self._watch, name=f"worker {name}", daemon=True
         )
@@ -92,19 +94,22 @@ class WorkerHandle:
         self._thread.join(timeout_s)
 
     def _watch(self) -> None:
-        reader, last, wrong = FrameReader(), None, ""
+        reader, last, wrong = ReportFrameReader(), None, ""
         try:
             while data := self.process.read():
                 for frame in reader.feed(data):
                     if frame.asks:
+                        # Before its end is reported, as it was asked before.
                         self._report(StopAsked(by=self.name, of=frame.asks))
                     else:
                         last = frame
         except DecodeError as error:
+            # Nothing after it can be read: lengths are in the stream itself.
             wrong = f"sent what is no report: {error}"
             self.process.kill()
         # The traceback is in the report: the last lines are those before it.
         end = self.process.wait(last.log_bytes if last and last.raised else None)
         end = dataclasses.replace(end, reason=wrong or end.reason)
+        # Before the report: a new attempt may start as soon as that is out.
         self.process.close()
         self._report(exited(self.name, self.attempt, last=last, end=end))

@@ -1,7 +1,7 @@
-"""Where the output of workers is kept: one file each, which only its owner can read.
+"""Files with the output of workers: one each, which only its owner can read.
 
 Workers write to their file themselves. So a launcher that is slow, stopped or dead
-holds none of them up, and the file is whole whatever becomes of whom.
+holds none of them up, and the file is whole even if the launcher is not.
 """
 
 import os
@@ -18,15 +18,18 @@ _LAST_BYTES = 1 << 15
 _LAST_LINES = 40
 
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""How a log is opened: whoever put a link or a pipe in its place stops nobody."""
+"""Flags to open a log with: a link or a pipe in its place does not block a reader."""
 
 
 def log_paths(folder: Path, workers: Iterable[str]) -> dict[str, Path]:
     """Return a file for each worker: `actor/2` has `actor-2.log`.
 
     Args:
-      folder: Where they lie.
+      folder: Folder of the files.
       workers: Names, which differ; so do the files.
+
+    >>> log_paths(Path("logs"), ["actor/2"])["actor/2"].name
+    'actor-2.log'
     """
     paths: dict[str, Path] = {}
     taken: set[str] = set()
@@ -44,11 +47,11 @@ def log_paths(folder: Path, workers: Iterable[str]) -> dict[str, Path]:
 def open_log(log: str | Path) -> int:
     """Open a file to append to, or make it; return its descriptor.
 
-    `log_dir` may be a folder that others can write to: what they put there, a link to a
-    file of this user's among it, is not written to.
+    `log_dir` may be a folder that others can write to: links and files that they put
+    there are not written to.
 
     Raises:
-      LaunchError: There is something else, or it cannot be opened.
+      LaunchError: It is not a file of this user's own, or cannot be opened.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     try:
@@ -56,6 +59,7 @@ def open_log(log: str | Path) -> int:
         descriptor = os.open(log, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise LaunchError(f"{log} cannot be written: {error}.") from error
+    # Looked at after it was opened: nobody can exchange it any more.
     status = os.fstat(descriptor)
     is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
     if is_file and status.st_uid == os.geteuid():
@@ -69,10 +73,10 @@ def open_log(log: str | Path) -> int:
 
 
 def begin_attempt(log: Path, attempt: int) -> int:
-    """Make the file, or set the attempt apart from the one before; return its size.
+    """Make the file, or begin a section for another attempt; return its size.
 
     Raises:
-      LaunchError: It is no file of this user's own.
+      LaunchError: It is not a file of this user's own.
     """
     descriptor = open_log(log)
     try:
@@ -88,13 +92,15 @@ def last_lines(log: Path, start: int, end: int | None = None) -> list[str]:
 
     Args:
       log: The file.
-      start: Where the part begins, in bytes.
-      end: Where it ends; by default with the file.
+      start: First byte of the part.
+      end: Byte after its last; by default the end of the file.
     """
     try:
         with os.fdopen(os.open(log, READING), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             end = size if end is None else min(end, size)
+            # The file may be huge. Lines of earlier attempts and runs, before `start`,
+            # are not of this one.
             begin = max(start, end - _LAST_BYTES)
             file.seek(begin)
             data = file.read(max(0, end - begin))

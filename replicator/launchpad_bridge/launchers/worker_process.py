@@ -1,14 +1,14 @@
-"""Run one worker in a process of its own, and tell the launcher how it went.
+"""Run one worker in a process of its own, and report its end to the launcher.
 
-The node runs in the main thread. A second one listens: to the launcher, which may ask
-for a stop, and to SIGTERM, which means the same to the node, and to the run that it is
-preempted. A handler of signals must not touch an
-event (it may have interrupted whoever holds its lock), so it writes to a socket.
+The node runs in the main thread. A second thread waits for requests to stop: from the
+launcher, or by SIGTERM, which is the same for the node, while the run learns that the
+worker is preempted. A signal handler must not touch an event (it may have interrupted
+the thread that holds its lock), so it writes to a socket.
 
-The launcher's words come by one descriptor, reports go by another: both ends of a
-socket's own in a fork. An interpreter behind a command has its standard input and what
-was its standard output: a shell has put the log there before Python starts, so what is
-printed meanwhile is no report.
+Requests of the launcher arrive at one descriptor, reports leave by another: in a fork
+both are one socket. An interpreter behind a command has its standard input and the
+former standard output: a shell has put the log there before Python starts, so output of
+the start is not taken for a report.
 """
 
 import contextlib
@@ -52,10 +52,10 @@ _LAUNCHER_GONE = 70
 _SHOWN_THREADS = 8
 _START = """
 import json, sys
-told = json.loads(sys.argv[1])
-sys.path[:] = told["surroundings"]["path"]
+task = json.loads(sys.argv[1])
+sys.path[:] = task["surroundings"]["path"]
 from replicator.launchpad_bridge.launchers.worker_process import main
-sys.exit(main(told))
+sys.exit(main(task))
 """
 _REPORTS = 3
 _WITH_REPORTS_APART = f'exec "$@" {_REPORTS}>&1 1>&2'
@@ -63,21 +63,21 @@ _WITH_REPORTS_APART = f'exec "$@" {_REPORTS}>&1 1>&2'
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a worker has to do.
+    """Task of a worker.
 
     Attributes:
       program: Name of the program.
-      worker: Its own name.
-      launch_type: The launcher's.
-      recipe: A file with the pickled function, which the launcher wrote.
-      attempt: Which start of the worker it is.
+      worker: Name of the worker.
+      launch_type: Name of the launcher.
+      recipe: File with the pickled function, which the launcher wrote.
+      attempt: Number of this start of the worker, from 0.
       environment: Variables of its own; JAX's settings of the same names win over the
         launcher's.
-      orders: Where the launcher's words arrive, a descriptor; standard input by
+      orders: Descriptor at which requests of the launcher arrive; standard input by
         default.
-      reports: Where it is told, likewise; the third after standard input by default.
-      book: How to find servers on other hosts: `registry`, an address in this host,
-        `folder` of the run and `host`; None if there are no others.
+      reports: Descriptor for reports; the third after standard input by default.
+      book: Options of its address book: `registry`, an address on this host, `folder`
+        of the run and `host`; None if there are no other hosts.
     """
 
     program: str
@@ -99,46 +99,46 @@ def interpreter_flags() -> list[str]:
 def fresh_interpreter(
     job: Job, surroundings: LauncherEnvironment, own_environment: Collection[str]
 ) -> list[str]:
-    """Return the words that run a job in an interpreter that has imported nothing.
+    """Return the command line that runs a job in a fresh interpreter.
 
     Args:
-      job: What it has to do.
-      surroundings: Of the launcher.
+      job: Task of the worker.
+      surroundings: Environment of the launcher.
       own_environment: Names of variables that the worker has of its own.
     """
-    told = {
+    task = {
         "job": dataclasses.asdict(job),
         "surroundings": dataclasses.asdict(surroundings),
         "own_environment": sorted(own_environment),
     }
     # -P: the folder of a program is no place to import from.
-    return [sys.executable, *interpreter_flags(), "-P", "-c", _START, json.dumps(told)]
+    return [sys.executable, *interpreter_flags(), "-P", "-c", _START, json.dumps(task)]
 
 
 def piped_interpreter(
     job: Job, surroundings: LauncherEnvironment, own_environment: Collection[str]
 ) -> list[str]:
-    """Return words as `fresh_interpreter`, for a job whose launcher has two pipes."""
-    words = fresh_interpreter(job, surroundings, own_environment)
-    return ["/bin/sh", "-c", _WITH_REPORTS_APART, "sh", *words]
+    """Return the same as `fresh_interpreter`, for a launcher that has two pipes."""
+    command = fresh_interpreter(job, surroundings, own_environment)
+    return ["/bin/sh", "-c", _WITH_REPORTS_APART, "sh", *command]
 
 
-def main(told: Mapping[str, Any]) -> int:
+def main(task: Mapping[str, Any]) -> int:
     """Run a job in an interpreter that was started for it.
 
     Args:
-      told: `job`, `surroundings` and `own_environment`, as plain values.
+      task: `job`, `surroundings` and `own_environment`, as plain values.
 
     Returns:
       The code to exit with.
     """
-    job = Job(**told["job"])
+    job = Job(**task["job"])
     if job.orders == 0:
         job = _with_streams_of_its_own(job)
-    surroundings = LauncherEnvironment(**told["surroundings"])
+    surroundings = LauncherEnvironment(**task["surroundings"])
     if surroundings.jax_settings:
         import jax  # noqa: F401  # its settings are not kept anywhere else
-    surroundings.take_on(told["own_environment"])
+    surroundings.take_on(task["own_environment"])
     return run_job(job)
 
 
@@ -148,6 +148,7 @@ def run_job(job: Job) -> int:
     Returns:
       The code to exit with: 0 if the node returned.
     """
+    # A crash in foreign code leaves its stacks in the log.
     faulthandler.enable()
     # Lines are seen when they are printed, and are not lost in a crash.
     sys.stdout, sys.stderr = lossy(sys.stdout), lossy(sys.stderr)
@@ -178,21 +179,21 @@ def _run(context: "_Context", job: Job) -> int:
         result = executable.run(context)
     except SystemExit as error:
         if error.code in (None, 0):
-            context.tell(pack_result(None, context.good_end()))
+            context.report(pack_result(None, context.good_end()))
             return 0
         return _raised(context, error)
     except BaseException as error:
         return _raised(context, error)
     with _flushed():
-        context.tell(pack_result(result, context.good_end()))
+        context.report(pack_result(result, context.good_end()))
     _name_threads_that_stay()
     return 0
 
 
 def _raised(context: "_Context", error: BaseException) -> int:
     with _flushed():
-        # What was printed before counts as last words; the traceback travels itself.
-        context.tell(pack_error(error, log_bytes=_printed_bytes()))
+        # The last lines are those printed before; the traceback travels in the report.
+        context.report(pack_error(error, log_bytes=_printed_bytes()))
         with contextlib.suppress(OSError, ValueError):  # it has closed this stream
             traceback.print_exception(error)
     return 1
@@ -216,26 +217,29 @@ class _Context:
         self.stop_event = listener.stop_event
         self._listener = listener
         self._reports = job.reports
-        # One report at a time, from the main thread and from any that asks for a stop.
-        # Not re-entrant: a signal handler must not `tell`.
+        # Held while a report is written, so that reports of the main thread and of one
+        # that asks for a stop do not mix. No other lock is taken while it is held.
+        # Not re-entrant: a signal handler must not report.
         self._sending = threading.Lock()
-        listener.stop_event.when_set(self._tell_unit)
+        # Called in the thread that sets it, the listener's: not in a signal handler.
+        listener.stop_event.when_set(self._ask_unit)
         self.address_book = None if job.book is None else _open_book(job.book)
 
     def stop_program(self) -> None:
-        self.tell(ASK_PROGRAM_TO_STOP)
+        self.report(ASK_PROGRAM_TO_STOP)
 
-    def _tell_unit(self) -> None:
+    def _ask_unit(self) -> None:
         if self._listener.is_preempted:
-            self.tell(ASK_UNIT_TO_STOP)
+            self.report(ASK_UNIT_TO_STOP)
 
     def good_end(self) -> GoodEnd:
         if not self.stop_event.is_set():
             return "returned"
         return "preempted" if self._listener.is_preempted else "stopped"
 
-    def tell(self, report: bytes) -> None:
-        # A launcher that is gone has nobody to tell, and the kernel ends this process.
+    def report(self, report: bytes) -> None:
+        # If the launcher is gone, the kernel ends this process soon.
+        # It may wait until the launcher has read: a long result does not fit the pipe.
         with self._sending, contextlib.suppress(OSError):
             left = memoryview(report)
             while left:
@@ -246,11 +250,11 @@ class _Listener:
     """A thread that sets `stop_event` when the launcher or a signal asks for it.
 
     Args:
-      orders: Where the launcher's words arrive.
+      orders: Descriptor at which requests of the launcher arrive.
 
     Attributes:
-      stop_event: The node's.
-      is_preempted: Whether a signal came first.
+      stop_event: Stop event of the node.
+      is_preempted: Whether a signal came before the launcher's request.
     """
 
     def __init__(self, orders: int) -> None:
@@ -258,24 +262,28 @@ class _Listener:
         self._pid = os.getpid()
         self.is_preempted = False  # set before the event is, and not again
         self._inbox, self._outbox = socket.socketpair()
+        # A handler must not wait: a byte that has no room is one of many then.
         self._outbox.setblocking(False)
         # The main thread's until `_thread` starts, then that one's.
         # No epoll: a command may hand on a file as the worker's input.
         self._selector = selectors.PollSelector()
         for source in (orders, self._inbox.fileno()):
             self._selector.register(source, selectors.EVENT_READ)
+        # `__exit__` ends it by a byte on the socket and joins it. A daemon, as a node
+        # that ends by `os._exit` or a crash never comes there.
         self._thread = threading.Thread(target=self._listen, daemon=True, name="stop")
 
     def __enter__(self) -> "_Listener":
         signal.signal(signal.SIGTERM, self._on_signal)
-        # A stop that was asked before this process was there.
-        self._hear(0.0)
+        # A request that was sent before this process was there.
+        self._obey_next(0.0)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
             self._outbox.send(b"x")
+        # It ends with that byte. Nobody waits for the stop event any more.
         self._thread.join()
         # Before the sockets are closed: the handler writes to one.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -294,34 +302,37 @@ class _Listener:
             self._outbox.send(STOP)
 
     def _listen(self) -> None:
-        while self._hear(None):
+        while self._obey_next(None):
             pass
 
-    def _hear(self, timeout_s: float | None) -> bool:
-        """Obey what has arrived; return whether to go on."""
+    def _obey_next(self, timeout_s: float | None) -> bool:
+        """Obey what has arrived in time; return whether to go on."""
         ready = self._selector.select(timeout_s)
         return all([self._obey(key.fd) for key, _ in ready])
 
     def _obey(self, source: int) -> bool:
         try:
-            words = os.read(source, 16)
+            data = os.read(source, 16)
         except ConnectionError:
-            words = b""
-        if STOP in words and not self.stop_event.is_set():
+            data = b""
+        if STOP in data and not self.stop_event.is_set():
             self.is_preempted = source == self._inbox.fileno()
             self.stop_event.set()
-        if not words:
+        # The end of the launcher's stream: it is dead, or wants this worker dead.
+        if not data:
             _end_without_launcher()
-        return b"x" not in words
+        return b"x" not in data
 
 
-def _open_book(told: Mapping[str, str]) -> Book:
-    registry = RegistryOfParent(told["registry"])
-    return Book(registry, folder=Path(told["folder"]), host=told["host"])
+def _open_book(options: Mapping[str, str]) -> Book:
+    registry = RegistryOfParent(options["registry"])
+    return Book(registry, folder=Path(options["folder"]), host=options["host"])
 
 
 def _end_without_launcher() -> None:
-    """End at once, with all that this worker started: nobody waits for it any more."""
+    """End at once, with all that this worker started: its launcher is gone."""
+    # No clean-up, which a node that hangs would hold up: the guard, or the fork server,
+    # sweeps what has left this group.
     with contextlib.suppress(OSError):
         os.killpg(0, signal.SIGKILL)
     os._exit(_LAUNCHER_GONE)
@@ -341,7 +352,7 @@ def _flushed() -> Iterator[None]:
 
 
 def _name_threads_that_stay() -> None:
-    """Say what keeps this process: Python waits for threads that are not daemons."""
+    """Print which threads keep this process: Python waits for all but daemons."""
     staying = [
         thread.name
         for thread in threading.enumerate()

@@ -1,4 +1,4 @@
-"""What a worker's process tells its launcher: that it returned, or what it raised.
+"""Reports of a worker's process to its launcher: its result, its error, a stop it asks.
 
 Frames on a private socket: a kind, lengths, the codec's bytes. A launcher reads them
 like anything that another process sends: nothing is unpickled, nothing imported.
@@ -26,11 +26,12 @@ from replicator.rpc.protocols import MessageKind
 from replicator.rpc.remote_errors import ErrorInfo, describe_error, remote_error
 
 STOP = b"s"
-"""From the launcher: stop."""
+"""From the launcher: a request to stop."""
 
 GoodEnd: TypeAlias = Literal["returned", "stopped", "preempted"]
-"""How a node that did not raise came to its end; `Exited` says what each means."""
+"""Outcome of a node that did not raise; `Exited` describes each."""
 
+# Kind, size of the log before the traceback, size of the head, size of the body.
 _HEADER = struct.Struct("!cQQQ")
 _RAISED = b"e"
 _ASKS: dict[bytes, Literal["run", "unit"]] = {b"a": "run", b"u": "unit"}
@@ -42,20 +43,20 @@ _MOST_NOTES = 16
 _LONGEST_NOTE = 2048
 
 ASK_PROGRAM_TO_STOP = _HEADER.pack(b"a", 0, 0, 0)
-"""From the worker: the whole run shall stop."""
+"""From the worker: a request to stop the whole run."""
 
 ASK_UNIT_TO_STOP = _HEADER.pack(b"u", 0, 0, 0)
-"""From the worker: it is preempted, and so are the others of its unit."""
+"""From the worker: it is preempted, and asks the others of its unit to stop."""
 
 
-class Frame(NamedTuple):
-    """What a worker said, as it came.
+class ReportFrame(NamedTuple):
+    """A frame as it arrived.
 
     Attributes:
       kind: One byte.
-      log_bytes: How long its log was before its traceback, if it raised.
-      head: Of the value, as the codec made it.
-      body: The value's arrays.
+      log_bytes: Size of the worker's log before its traceback, if it raised.
+      head: Head of the value, as the codec made it.
+      body: Arrays of the value.
     """
 
     kind: bytes
@@ -65,24 +66,24 @@ class Frame(NamedTuple):
 
     @property
     def asks(self) -> Literal["run", "unit"] | None:
-        """Who is to stop; None where it says how the worker ended."""
+        """Scope of the stop that it asks for; None if it reports an end."""
         return _ASKS.get(self.kind)
 
     @property
     def raised(self) -> bool:
-        """Whether it tells an error."""
+        """True if it holds an error."""
         return self.kind == _RAISED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What a worker said of its end.
+class EndReport:
+    """Report of a worker on its end.
 
     Attributes:
-      kind: "raised", or how it ended well.
-      result: What it returned, or an `Unsendable`.
-      error: What it raised.
-      notes: What was added to the error.
+      kind: "raised", or the outcome of one that did not raise.
+      result: Value that it returned, or an `Unsendable`.
+      error: Error that it raised.
+      notes: Notes of the error.
     """
 
     kind: GoodEnd | Literal["raised"]
@@ -92,7 +93,13 @@ class Report:
 
 
 def pack_result(result: PyTree, end: GoodEnd) -> bytes:
-    """Return a frame that says what a node returned."""
+    """Return the frame for a result of a node.
+
+    >>> [frame] = ReportFrameReader().feed(pack_result(3, "stopped"))
+    >>> report = read_report(frame)
+    >>> report.kind, report.result
+    ('stopped', 3)
+    """
     try:
         if isinstance(result, Unsendable):  # by a process that this one had started
             raise EncodeError(result.reason)
@@ -103,10 +110,16 @@ def pack_result(result: PyTree, end: GoodEnd) -> bytes:
 
 
 def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
-    """Return a frame that says what a node raised."""
+    """Return the frame for an error of a node.
+
+    >>> [frame] = ReportFrameReader().feed(pack_error(ValueError("a bug"), log_bytes=7))
+    >>> frame.raised, frame.log_bytes, read_report(frame).error.text
+    (True, 7, 'a bug')
+    """
     told = describe_error(error, registry=DEFAULT_REGISTRY)
     notes = [str(note)[:_LONGEST_NOTE] for note in getattr(error, "__notes__", ())]
     notes = notes[:_MOST_NOTES]
+    # Attributes are values of the user, which the codec may not take.
     try:
         encoded = encode((tuple(told), notes))
     except (EncodeError, MessageTooLargeError):
@@ -115,12 +128,12 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
 
 
 def rebuild_error(told: ErrorInfo, *, worker: str, where: str) -> RemoteError:
-    """Return what a worker raised, as an error of this process.
+    """Return the error of a worker as one of this process.
 
     Args:
-      told: What it said.
-      worker: Its name.
-      where: Its process.
+      told: Description of the error.
+      worker: Name of the worker.
+      where: Process of the worker.
     """
     return remote_error(
         told, method="run", server=worker, address=where, registry=DEFAULT_REGISTRY
@@ -134,71 +147,74 @@ def pack(
     return _HEADER.pack(kind, log_bytes, len(head), len(body)) + head + body
 
 
-class FrameReader:
-    """The frames of one worker."""
+class ReportFrameReader:
+    """Frames of one stream, whose bytes arrive in pieces."""
 
     def __init__(self) -> None:
         self._begun = bytearray()
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes as they arrive; return what is whole.
+    def feed(self, data: bytes) -> list[ReportFrame]:
+        """Take bytes as they arrive; return the frames that are whole.
 
         Raises:
-          DecodeError: It is longer than a report may be.
+          DecodeError: A frame is longer than a report may be.
+
+        >>> reader, data = ReportFrameReader(), pack(b"j", b"{}")
+        >>> reader.feed(data[:9]), len(reader.feed(data[9:]))
+        ([], 1)
         """
+        # Belongs to the one thread that reads the stream. It holds less than one frame
+        # between two calls, and at most what the limit below allows.
         self._begun += data
         frames = []
         while len(self._begun) >= _HEADER.size:
             kind, log_bytes, head_bytes, body_bytes = _HEADER.unpack_from(self._begun)
             start = _HEADER.size + head_bytes
+            # Before its bytes are waited for: a length of 2 ** 62 must not fill memory.
             if head_bytes + body_bytes > _MOST_BYTES:
                 raise DecodeError("A report must not be longer than a message.")
             if len(self._begun) < start + body_bytes:
                 break
+            # Released before the bytes are cut off: a viewed bytearray keeps its size.
             with memoryview(self._begun) as view:
                 head = bytes(view[_HEADER.size : start])
                 body = bytes(view[start : start + body_bytes])
             del self._begun[: start + body_bytes]
-            frames.append(Frame(kind, log_bytes, head, body))
+            frames.append(ReportFrame(kind, log_bytes, head, body))
         return frames
 
 
-def read_report(frame: Frame) -> Report:
-    """Return what a frame says.
+def read_report(frame: ReportFrame) -> EndReport:
+    """Return the report in a frame.
 
     Raises:
-      DecodeError: It is no report.
+      DecodeError: It is not a report.
       MessageTooLargeError: It is past a limit.
     """
     kind = frame.kind
     value = decode(frame.head, frame.body, limits=_LIMITS)
     match kind, value:
-        case (b"e", (tuple() as told, list() as notes)):
-            return Report(
+        case (b"e", (tuple() as info, list() as notes)):
+            return EndReport(
                 kind="raised",
-                error=_told(told),
+                error=_error_info(info),
                 notes=tuple(str(note) for note in notes),
             )
         case (_, (bool() as sent, result)) if kind in _END_OF:
-            return Report(
+            return EndReport(
                 kind=_END_OF[kind],
                 result=result if sent else Unsendable(reason=str(result)),
             )
     raise DecodeError(f"A report must be of a known kind, got {kind!r}.")
 
 
-def _told(values: tuple[Any, ...]) -> ErrorInfo:
-    match values:
-        case (
-            tuple() | list() as names,
-            str() as text,
-            str() as trace,
-            None | int() as errno,
-            None | dict() as attributes,
-        ) if names:
-            checked(MessageKind.ERROR, (RAISED, *values))
-            return ErrorInfo(tuple(names), text, trace, errno, attributes)
-    raise DecodeError("An error must be told by its types, its text, its traceback.")
+def _error_info(values: tuple[Any, ...]) -> ErrorInfo:
+    # The same values, and the same checks, as of an error that a server answers with.
+    checked(MessageKind.ERROR, (RAISED, *values))
+    names, text, trace, errno, attributes = values
+    if not names:
+        raise DecodeError("An error report must hold type names, text and traceback.")
+    return ErrorInfo(tuple(names), text, trace, errno, attributes)
 
 
 def _pack_value(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:

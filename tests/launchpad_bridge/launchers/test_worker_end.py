@@ -5,7 +5,7 @@ import traceback
 
 from replicator.launchpad_bridge.launchers import worker_end
 from replicator.launchpad_bridge.launchers.worker_reports import (
-    FrameReader,
+    ReportFrameReader,
     pack_error,
     pack_result,
 )
@@ -18,7 +18,7 @@ def end(how, report=None, *, lines=("one", "two"), attempt=0, log="/logs/a.log")
     return worker_end.exited(
         "a",
         attempt,
-        last=FrameReader().feed(report)[0] if report else None,
+        last=ReportFrameReader().feed(report)[0] if report else None,
         end=worker_end.ProcessExit(**how, pid=5, lines=lines, log=log),
     )
 
@@ -90,7 +90,7 @@ def test_a_report_that_is_none_is_a_death():
 
 
 def test_a_silent_exit_is_told_as_one():
-    assert "exited with code 0 without a word" in first_line(end(WELL))
+    assert "exited with code 0 without a report" in first_line(end(WELL))
 
 
 def test_what_a_worker_printed_or_raised_is_no_command_to_a_terminal():

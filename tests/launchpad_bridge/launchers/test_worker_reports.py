@@ -6,7 +6,7 @@ import pytest
 from replicator.errors import DecodeError, RemoteError
 from replicator.launchpad_bridge.launchers.worker_reports import (
     ASK_PROGRAM_TO_STOP,
-    FrameReader,
+    ReportFrameReader,
     pack_error,
     pack_result,
     read_report,
@@ -16,7 +16,7 @@ from replicator.launchpad_bridge.running.results import Unsendable
 
 
 def read(*frames):
-    return [read_report(frame) for frame in FrameReader().feed(b"".join(frames))]
+    return [read_report(frame) for frame in ReportFrameReader().feed(b"".join(frames))]
 
 
 def test_results_arrive_as_they_were():
@@ -41,7 +41,7 @@ def test_a_result_that_cannot_travel_is_told_with_the_reason():
 
 def test_frames_may_arrive_in_pieces():
     frames = ASK_PROGRAM_TO_STOP + pack_result([1, 2], "returned")
-    reader = FrameReader()
+    reader = ReportFrameReader()
     found = [frame for byte in frames for frame in reader.feed(bytes([byte]))]
     assert [frame.asks for frame in found] == ["run", None]
     assert read_report(found[1]).result == [1, 2]
@@ -56,7 +56,7 @@ def raised():
 
 
 def test_errors_arrive_with_type_traceback_cause_and_notes():
-    [frame] = FrameReader().feed(pack_error(raised(), log_bytes=7))
+    [frame] = ReportFrameReader().feed(pack_error(raised(), log_bytes=7))
     assert (frame.raised, frame.log_bytes) == (True, 7)
     report = read_report(frame)
     assert (report.kind, report.notes) == ("raised", ("a note",))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from replicator.launchpad_bridge.launchers.worker_reports import FrameReader, pack
+from replicator.launchpad_bridge.launchers.worker_reports import ReportFrameReader, pack
 
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
@@ -32,6 +32,7 @@ def send(to: socket.socket, message: Message, descriptors: Sequence[int] = ()) -
     Raises:
       OSError: The other end is gone.
     """
+    # The kernel may take only a part; descriptors have gone with its first byte then.
     data = frame(message)
     sent = socket.send_fds(to, [data], list(descriptors))
     to.sendall(data[sent:])
@@ -43,7 +44,7 @@ class Receiver:
     def __init__(self, source: socket.socket) -> None:
         self._source = source
         # Both are used by the one thread that receives.
-        self._frames = FrameReader()
+        self._frames = ReportFrameReader()
         self._descriptors: deque[int] = deque()
 
     def receive(self) -> list[Message] | None:
@@ -59,6 +60,8 @@ class Receiver:
             return []
         except ConnectionError:
             return None
+        # They arrive with the first byte of their message. The order of both is kept,
+        # so each message finds its own.
         self._descriptors.extend(descriptors)
         if not data:
             return None
@@ -74,6 +77,7 @@ class Receiver:
     def take_descriptor(self) -> int:
         """Return the descriptor that came with the oldest message that had one."""
         descriptor = self._descriptors.popleft()
+        # A command that this process starts must not hold a worker's channel open.
         os.set_inheritable(descriptor, False)
         return descriptor
 

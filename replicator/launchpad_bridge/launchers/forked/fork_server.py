@@ -91,10 +91,10 @@ class _Child:
     """A worker that lives.
 
     Attributes:
-      id: What the launcher calls it.
-      mark: What its descendants carry.
-      memory_kills: How often the kernel had killed for memory before it started.
-      is_killed: Whether the launcher wanted it dead.
+      id: Its number in messages of the launcher.
+      mark: Mark in the environment of its descendants.
+      memory_kills: Number of times the kernel had killed for memory when it started.
+      is_killed: Whether the launcher asked to kill it.
     """
 
     id: int
@@ -110,16 +110,21 @@ class _Server:
         self._control = control
         self._receiver = receiver
         self._order = order
+        # Messages, whole and in order, that the socket had no room for.
         self._unsent = bytearray()
+        # By process id. An id stays a worker's until `_reap` has waited for it.
         self._children: dict[int, _Child] = {}
+        # Of workers that have ended while orphans of some worker are still here.
         self._dead_sessions: set[int] = set()
         self._dead_marks: set[str] = set()
+        # All of this is the one thread's; `_leave` closes it in a fork.
         self._selector = selectors.DefaultSelector()
         self._signals = signals_as_bytes([signal.SIGCHLD])
 
     def serve(self) -> Job | None:
         """Start and watch workers; return None at the end, in a worker its job."""
-        # A launcher may ignore it, and this is inherited, by workers too.
+        # A launcher may ignore it, and this is inherited, by workers too: no byte would
+        # come for a dead child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         inbox = self._signals.__enter__()
         self._selector.register(inbox, selectors.EVENT_READ)
@@ -153,45 +158,51 @@ class _Server:
                 _kill_session(pid)
         return None
 
-    def _start(self, told: Message, channel: int) -> Job | None:
-        """Fork; return None here, and in the worker what it has to do."""
-        mark = f"{os.environ[MARK]}{told['id']}"
-        child = _Child(id=told["id"], mark=mark, memory_kills=count_memory_kills())
+    def _start(self, order: Message, channel: int) -> Job | None:
+        """Fork; return None here, and the job in the worker."""
+        mark = f"{os.environ[MARK]}{order['id']}"
+        child = _Child(id=order["id"], mark=mark, memory_kills=count_memory_kills())
         server = os.getpid()
         try:
             # One thread, so no lock is held by another. The child inherits the modules,
             # the channel and the server's own sockets; `_leave` closes these.
+            # Where an import has started a thread, `preload` has refused to fork.
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes
             os.close(channel)
-            self._tell({"failed": told["id"], "reason": str(error)})
+            self._send({"failed": order["id"], "reason": str(error)})
             return None
         if pid:
             # Only the worker, and what it forks, has a copy now: the launcher reads the
             # end when they die.
             os.close(channel)
             self._children[pid] = child
+            # The kernel gives ids out again: this one leads a living session now.
             self._dead_sessions.discard(pid)
-            self._tell({"started": told["id"], "pid": pid})
+            self._send({"started": order["id"], "pid": pid})
             return None
+        # If this server dies, by SIGKILL even, the kernel kills the worker.
         guard.die_with(server)
         self._leave()
-        job = Job(**{**told["job"], "orders": channel, "reports": channel})
-        _settle(job, told, mark)
+        job = Job(**{**order["job"], "orders": channel, "reports": channel})
+        _settle(job, order, mark)
         if not self._order["forks"]:
             _become_fresh(job, self._order)
         return job
 
     def _leave(self) -> None:
         """Forget, in a worker, that it was the server."""
+        # A session of its own: whatever it starts is found, and killed, by it.
         os.setsid()
+        # Puts SIGCHLD and the wake-up socket back as they were before `serve`.
         self._signals.__exit__(None, None, None)
         self._selector.close()
         # Channels of workers yet to be started: a copy here would hide their deaths.
         self._receiver.close_descriptors()
+        # A copy here would hide the server's death from the launcher.
         self._control.close()
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._unsent += frame(message)
         self._send_rest()
 
@@ -204,24 +215,24 @@ class _Server:
             del self._unsent[:sent]
         except BlockingIOError:
             pass
-        except OSError:  # the launcher is gone: the next look at the socket says so
+        except OSError:  # the launcher is gone: the next read finds the end
             self._unsent.clear()
         writes = selectors.EVENT_WRITE if self._unsent else 0
         self._selector.modify(self._control, selectors.EVENT_READ | writes)
 
     def _reap(self) -> None:
-        """Take in whoever has ended, and end all that they leave behind."""
+        """Reap the workers that have ended, and end all that they leave behind."""
         while (pid := _peek_ended()) is not None:
             child = self._children.pop(pid, None)
             if child is not None:
                 # Before its id is given back: nobody else's session can bear it yet.
                 _kill_session(pid)
             _, status = os.waitpid(pid, 0)
-            if child is None:
+            if child is None:  # an orphan that this process had adopted
                 continue
             self._dead_sessions.add(pid)
             self._dead_marks.add(child.mark)
-            self._tell(
+            self._send(
                 {
                     "exited": child.id,
                     "code": os.waitstatus_to_exitcode(status),
@@ -236,6 +247,7 @@ class _Server:
         adopted = [pid for pid in guard.children() if pid not in self._children]
         for pid in adopted:
             if self._is_left_by_dead(pid):
+                # Not reaped yet, so the id is still its own. Its children come here.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         # What descends from a dead worker is below an adopted process, so gone.
@@ -266,22 +278,23 @@ def _peek_ended() -> int | None:
 
 def _kill_session(pid: int) -> None:
     kill_session(pid)
-    # It may be a fork that had not come to its `setsid`, and has no group yet.
+    # A fork that has not yet called `setsid` has no group of its own.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
-def _settle(job: Job, told: Message, mark: str) -> None:
-    """Be, after a fork, the worker that was asked for."""
+def _settle(job: Job, order: Message, mark: str) -> None:
+    """Become, after a fork, the worker that was ordered."""
     os.environ.update(job.environment)
+    # All that it starts inherits this, whatever session it makes for itself.
     os.environ[MARK] = mark
-    log = open_log(told["log"])
+    log = open_log(order["log"])
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
     guard.name_process(job.worker)
-    if told["cores"]:
-        os.sched_setaffinity(0, told["cores"])
+    if order["cores"]:
+        os.sched_setaffinity(0, order["cores"])
 
 
 def _become_fresh(job: Job, order: Message) -> NoReturn:
@@ -290,9 +303,9 @@ def _become_fresh(job: Job, order: Message) -> NoReturn:
     # cores; Python's other descriptors close on `exec`.
     os.set_inheritable(job.orders, True)
     surroundings = LauncherEnvironment(**order["surroundings"])
-    words = fresh_interpreter(job, surroundings, order["own_environment"])
+    command = fresh_interpreter(job, surroundings, order["own_environment"])
     try:
-        os.execv(sys.executable, words)
+        os.execv(sys.executable, command)
     except OSError as error:
         say_raw(f"{sys.executable} cannot be run: {error}\n")
         os._exit(127)

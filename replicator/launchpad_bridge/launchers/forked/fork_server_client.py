@@ -54,14 +54,14 @@ _RUN_IS_OVER = "the run is over"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What a fork server shall be.
+    """Properties of a fork server.
 
     Attributes:
-      run_id: Of the run.
+      run_id: Id of the run.
       forks: Whether it imports `modules` and forks workers; otherwise each is a fresh
         interpreter.
-      modules: What it imports.
-      surroundings: Of the launcher.
+      modules: Names of modules that it imports.
+      surroundings: Environment of the launcher.
       own_environment: Names of variables that its workers have of their own.
     """
 
@@ -78,7 +78,7 @@ class ForkedProcess:
     Args:
       server: The fork server.
       number: Its number in messages to and from the fork server.
-      job: What it has to do.
+      job: Task of the worker.
       cores: The only ones that it may use; empty for all.
       log: File of its output.
 
@@ -108,7 +108,10 @@ class ForkedProcess:
             "cores": list(cores),
             "log": str(log),
         }
+        # Size of the log before this attempt: lines of others are not its last ones.
         self._log, self._log_start = log, begin_attempt(log, job.attempt)
+        # The worker gets the other end, and only it: when it dies, `read` finds the end
+        # of the stream. If this launcher dies, the worker finds that, and ends.
         self._channel, self._theirs = socket.socketpair()
         # Set once: `ForkServer._end` lets one thread of several come here.
         self._exit: Future[ProcessExit] = Future()
@@ -138,6 +141,8 @@ class ForkedProcess:
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
+        # One byte. If the worker reads so little that even that has no room, it has
+        # many requests to stop already.
         with contextlib.suppress(OSError):
             self._channel.send(STOP, socket.MSG_DONTWAIT)
 
@@ -147,6 +152,8 @@ class ForkedProcess:
 
     def wait(self, log_end: int | None) -> ProcessExit:
         """Wait until it has exited; return how."""
+        # Has a bound: the end of the fork server, by `ForkServer.close` at the latest,
+        # is the end of all its workers.
         return dataclasses.replace(
             self._exit.result(),
             pid=self.pid,
@@ -194,7 +201,8 @@ class ForkServer:
         self._workers: dict[int, ForkedProcess] = {}
         self._waiting: list[ForkedProcess] = []
         self._is_ready = False
-        self._over = ""  # why no worker can be started any more
+        # Why no worker can be started any more; set once, and then nothing is begun.
+        self._over = ""
         self._begin()
         # Ends when the fork server does, which `close` ends. A daemon, as a guard that
         # is stuck must not keep the launcher.
@@ -207,7 +215,7 @@ class ForkServer:
         """Start a worker; returns when it is on its way.
 
         Args:
-          job: What it has to do.
+          job: Task of the worker.
           cores: The only ones that it may use; empty for all.
           log: File of its output.
 
@@ -226,6 +234,8 @@ class ForkServer:
                     f"`{job.worker}` cannot be started: {error}."
                 ) from error
             self._workers[worker.number] = worker
+            # Until it is ready it imports and reads nothing: the socket might fill up
+            # while this thread, the driver's, holds the lock.
             if self._is_ready:
                 worker.start(self._control)
             else:
@@ -241,6 +251,7 @@ class ForkServer:
             elif worker.number in self._workers:
                 with contextlib.suppress(OSError):  # the fork server is gone
                     send(self._control, {"kill": worker.number})
+        # Outside of the lock, which `_end` takes as well.
         if is_waiting:
             self._end(worker.number, ProcessExit(reason="was killed before it ran"))
 
@@ -248,8 +259,10 @@ class ForkServer:
         """End it, and all that is below it."""
         with self._lock:
             self._over = self._over or _RUN_IS_OVER
-        # Not under the lock, as it may take seconds: nothing is begun any more.
+        # Not under the lock, as it may take seconds: nothing is begun any more. All
+        # that descends from the fork server is dead when it returns.
         self._process.close()
+        # It reads the end of the stream now, and ends what workers are left.
         self._thread.join(_JOIN_S)
 
     def _begin(self) -> None:
@@ -302,6 +315,7 @@ class ForkServer:
 
     def _begin_afresh(self, reason: str) -> Message:
         """Go on with fresh interpreters, where nothing has to be forked."""
+        # It has no workers: none was started before it was ready.
         self._process.close()
         self._control.close()
         _LOG.warning(
@@ -310,6 +324,7 @@ class ForkServer:
             reason,
         )
         with self._lock:
+            # Under the lock: `close` then finds the new one, or none is begun.
             if self._over:
                 return {}
             self._order = dataclasses.replace(self._order, forks=False, modules=())
@@ -325,6 +340,8 @@ class ForkServer:
             self._is_ready = True
             while self._waiting:
                 self._waiting.pop(0).start(self._control)
+        # The fork server sends without waiting and goes on reading. So a thread that
+        # holds the lock and sends is not held up by this one, which may want the lock.
         while (messages := self._receiver.receive()) is not None:
             for message in messages:
                 match message:
@@ -339,6 +356,8 @@ class ForkServer:
     def _lose(self, reason: str) -> None:
         """End all workers of a fork server that is gone."""
         lines = last_lines(self._log, self._log_start)
+        # Its workers die with it, by the kernel's signal to children of the dead; what
+        # they had started is swept here.
         self._process.close()
         with self._lock:
             self._over = self._over or "\n".join([reason, *lines])

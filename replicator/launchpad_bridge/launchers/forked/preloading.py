@@ -1,4 +1,4 @@
-"""Import what a script has imported, in a process that will be forked; or say why not.
+"""Import what a script has imported, in a process that will be forked, if that is safe.
 
 Imports are most of what a fresh interpreter needs before it can work: seconds for JAX
 and what comes with it. A fork of a process that has done them starts in milliseconds.
@@ -31,6 +31,7 @@ def heavy_modules() -> list[str]:
     Modules of the script's own are not among them: they may start JAX when they are
     imported, and each worker imports those that it needs.
     """
+    # In the order of `sys.modules`, which is that of their first import.
     homes = _package_folders()
     return [
         name
@@ -44,13 +45,14 @@ def preload(names: Iterable[str]) -> str | None:
 
     Args:
       names: In the order of their first import. One that cannot be imported is left
-        out: a worker that needs it will say so.
+        out: a worker that needs it will raise the error.
     """
     gc.disable()  # all of it stays; it has been off since the process began
     culprit = None
     for name in names:
         if name in sys.modules:
             continue
+        # To name the module that starts a thread: one is at fault, none can be forked.
         threads = _count_threads()
         _import(name)
         if culprit is None and _count_threads() > threads and _threads_stay():
@@ -92,6 +94,7 @@ def _import(name: str) -> None:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit):
+            # It may need what the script has set up before it was imported there.
             return
 
 
@@ -105,16 +108,17 @@ def _why_not_forkable(culprit: str | None) -> str | None:
 
 
 def _backend_runs() -> bool:
+    # A private name of JAX: public ones would start the backend.
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bool(bridge.backends_are_initialized())
 
 
 def _threads_stay() -> bool:
-    """Fork once, as whoever ends threads for a fork does it then; count the rest."""
+    """Fork once, as libraries that end their threads for a fork do so then."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about the threads
         pid = os.fork()
-    if pid == 0:
+    if pid == 0:  # nothing of this process may run twice
         os._exit(0)
     os.waitpid(pid, 0)
     return _count_threads() > 1

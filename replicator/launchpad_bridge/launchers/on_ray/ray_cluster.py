@@ -1,11 +1,11 @@
 """Run each worker as an actor of Ray: on this machine, or anywhere in a cluster.
 
     launcher ── an actor for each worker, with its resources ── the worker's process
-        └─────── a named actor, where servers on several hosts tell their addresses
+        └─────── a named actor, where servers on several hosts publish their addresses
 
-An actor starts the worker's process on its host (`remote_worker`), hands on what it
-says and dies with the program: it is not detached. Calls between nodes do not go
-through Ray, they are `rpc`: over Unix sockets on one host, gRPC with TLS between hosts.
+An actor starts the worker's process on its host (`remote_worker`), hands on its reports
+and dies with the program: it is not detached. Calls between nodes do not go through
+Ray, they are `rpc`: over Unix sockets on one host, gRPC with TLS between hosts.
 
 Ray runs what anybody who reaches it sends. So its token authentication is on
 (`RAY_AUTH_MODE=token`), and a Ray that is started here listens to this host only.
@@ -28,7 +28,7 @@ from replicator.launchpad_bridge.addresses.address_books import (
 )
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 from replicator.launchpad_bridge.launchers.on_ray import ray_session
-from replicator.launchpad_bridge.launchers.on_ray.ray_words import how_actor_was_lost
+from replicator.launchpad_bridge.launchers.on_ray.lost_actor import how_actor_was_lost
 from replicator.launchpad_bridge.launchers.on_ray.remote_worker import (
     RemoteWorker,
     Task,
@@ -54,12 +54,13 @@ class Ray:
     """The launcher `ray`.
 
     Attributes:
-      address: Of a cluster; by default a Ray that this process is connected to, or that
-        `RAY_ADDRESS` names, or one of this machine's own, started for the run.
+      address: Address of a cluster; by default a Ray that this process is connected
+        to, or that `RAY_ADDRESS` names, or one of this machine's own, started for the
+        run.
       init: Further arguments of `ray.init`.
       across_hosts: Whether nodes may be on several hosts; by default, whether the
         cluster has several.
-      start_timeout_s: How long a worker may wait for a host with room for it.
+      start_timeout_s: Seconds that a worker may wait for a host with room for it.
       insecure: Whether a cluster without token authentication will do.
     """
 
@@ -103,7 +104,7 @@ class _RayProcess:
     Args:
       actor: Handle of the actor, which may still wait for a host.
       resources: Resources of the worker.
-      start_timeout_s: How long it may wait.
+      start_timeout_s: Seconds that it may wait.
     """
 
     def __init__(
@@ -112,7 +113,9 @@ class _RayProcess:
         self.actor = actor
         self._resources = resources
         self._start_timeout_s = start_timeout_s
-        # The thread of the worker's handle writes all but `_is_killed`; others read.
+        # The thread of the worker's handle writes all but `_is_killed`, the driver's
+        # thread writes that. No lock: each is set once, and a thread that reads the
+        # value of a moment ago does what was right then.
         self._has_started = False
         self._is_killed = False
         self._lost = ""  # why the actor cannot be asked any more
@@ -121,12 +124,14 @@ class _RayProcess:
     def read(self) -> bytes:
         """Wait for bytes of its reports; return none once there are no more."""
         if not self._has_started:
+            # Ray has no event for it: a call returns once the actor has a host.
             limit_s = self._start_timeout_s
             self._has_started = bool(self._call("is_here", timeout_s=limit_s))
         return b"" if self._lost else self._call("read") or b""
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
+        # An actor that has no host yet gets the call when it has one.
         self.actor.stop.remote()
 
     def kill(self) -> None:
@@ -134,7 +139,7 @@ class _RayProcess:
         self._is_killed = True
         if self._has_started:
             self.actor.kill.remote()
-        else:  # it cannot obey yet
+        else:  # it cannot obey yet; `_call` then raises, and reads `_is_killed`
             ray.kill(self.actor)
 
     def wait(self, log_end: int | None) -> ProcessExit:
@@ -152,12 +157,15 @@ class _RayProcess:
         try:
             return ray.get(getattr(self.actor, method).remote(*args), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
+            # It would still start as soon as there is room.
             ray.kill(self.actor)
             self._lost = (
                 f"found no room in the cluster within {timeout_s:g} s: it needs "
                 f"{ray_session.wanted(self._resources) or 'a process'}"
             )
         except Exception as error:
+            # Raised when its process or its host is gone, and in a call that waits when
+            # the actor is killed. All end up here: the handle reports the reason.
             self._lost = _how_lost(error, is_killed=self._is_killed)
         return None
 
@@ -174,7 +182,7 @@ class RayWorkers:
         options: Ray,
         plan: Plan,
         report: Callable[[Exited | StopAsked], None],
-        session: ray_session.Session,
+        session: ray_session.RayConnection,
     ) -> None:
         self._options = options
         self._plan = plan
@@ -183,7 +191,8 @@ class RayWorkers:
         self._namespace = f"replicator-{plan.run_id}"
         self._surroundings = read_surroundings()
         self._recipes: dict[str, bytes] = {}
-        # The driver's thread alone starts and closes workers.
+        # The driver's thread alone starts and closes workers. Each handle has a thread
+        # that waits in calls of its actor, and ends with it.
         self._started: list[tuple[_RayProcess, WorkerHandle]] = []
         plan.logs.mkdir(parents=True, exist_ok=True)
         hosts = ray_session.hosts()
@@ -201,6 +210,7 @@ class RayWorkers:
                 name="addresses",
                 namespace=self._namespace,
                 num_cpus=0,
+                # Each node that waits for an address holds one call.
                 max_concurrency=1000,
             ).remote()
             self.address_book = Book(
@@ -220,6 +230,7 @@ class RayWorkers:
             num_cpus=resources.cpus or 0,
             num_gpus=resources.gpus or 0,
             memory=resources.memory_bytes,
+            # `read` waits in one thread of the actor while the others take calls.
             max_concurrency=_CALLS_AT_ONCE,
         )
         task = Task(
@@ -249,13 +260,17 @@ class RayWorkers:
 
     def close(self) -> None:
         """Leave nothing behind: kills what still runs, deletes what was made."""
+        # All at once, as each actor sweeps its host for a while.
         for process, _ in self._started:
             process.close()
         leaving = [each.leaving for each, _ in self._started if each.leaving]
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
         for process, handle in self._started:
+            # Also those that did not leave in time, or wait for a host: then the calls
+            # of their handles raise, and the threads of these end.
             ray.kill(process.actor)
+            # Before the connection is closed, which none of them may be using then.
             handle.close()
         if self._registry is not None:
             ray.kill(self._registry)

@@ -26,7 +26,7 @@ _MODE = "RAY_AUTH_MODE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class RayConnection:
     """A connection to Ray.
 
     Attributes:
@@ -41,17 +41,20 @@ class Session:
 
     def close(self) -> None:
         """Disconnect, and end a Ray that was started here; another's stays."""
+        # The driver's thread closes it last: no handle of a worker waits in Ray then.
         if self.is_ours:
             ray.shutdown()
         if self.head is not None:
             self.head.close()
 
 
-def connect(address: str | None, init: Mapping[str, Any], *, insecure: bool) -> Session:
+def connect(
+    address: str | None, init: Mapping[str, Any], *, insecure: bool
+) -> RayConnection:
     """Connect to a cluster, or start one that only this host can reach.
 
     Args:
-      address: Of the cluster; None for the one that there is, if there is one.
+      address: Address of the cluster; None for the one that there is, if any.
       init: Further arguments of `ray.init`.
       insecure: Whether a cluster without token authentication will do.
 
@@ -77,7 +80,7 @@ def connect(address: str | None, init: Mapping[str, Any], *, insecure: bool) -> 
             head.close()
         where = f"at {address}" if address else "on this host"
         raise LaunchError(f"No Ray {where} can be used: {error}") from error
-    session = Session(host=own_host(), is_ours=is_ours, head=head)
+    session = RayConnection(host=own_host(), is_ours=is_ours, head=head)
     if not insecure and not _is_safe():
         session.close()
         raise LaunchError(
@@ -102,7 +105,7 @@ def hosts() -> set[str]:
 
 
 def wanted(resources: Resources) -> dict[str, float]:
-    """Return what a worker claims, in Ray's words."""
+    """Return the claims of a worker, by Ray's names."""
     claims = {
         "CPU": resources.cpus,
         "GPU": resources.gpus,
@@ -143,6 +146,8 @@ def _start(init: Mapping[str, Any]) -> tuple[LocalRay, Mapping[str, Any]]:
 @contextlib.contextmanager
 def _loopback(is_wanted: bool) -> Iterator[None]:
     """Have Ray reach a loopback address as such, and listen at it; see `local_ray`."""
+    # A global of Ray. Programs that connect at the same moment from two threads are not
+    # guarded against: Ray's own `init` is not, either.
     before = getattr(ray_constants, CLUSTERS, True)
     setattr(ray_constants, CLUSTERS, before and not is_wanted)
     try:
@@ -168,6 +173,7 @@ def _make_token() -> None:
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return
     path = Path.home() / ".ray" / "auth_token"
+    # Made here before Ray makes it, by whichever launcher is first.
     path.parent.mkdir(mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -2,9 +2,8 @@
 
 This runs in a process that the cluster engine started for the worker (for Ray an
 actor), and it does there what `processes` does here: the node has a process of its own,
-in whose main thread it runs, that dies with this one, whatever becomes of either. What
-the worker says is handed on as it came, unread: classes of the script are not known
-here.
+in whose main thread it runs, that dies with this one. Reports of the worker are handed
+on as bytes, unread: classes of the script are not known here.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from replicator.distributed.processes.guard import delete
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.addresses.address_books import (
     OfferedRegistry,
-    Registry,
+    RegistryAccess,
 )
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
@@ -36,22 +35,23 @@ from replicator.rpc.security.private_files import create_private
 from replicator.rpc.server.server import Server
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MOST_PIECES = 256  # of a pipe, 64 KiB each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a worker on another host is to do, in plain values.
+    """Task of a worker on another host, in plain values.
 
     Attributes:
-      job: The same, but for what depends on the host.
-      run_id: Of the run.
-      folder: Of the run; made with `files` where it is not there.
-      files: What has to lie in it, by name: the secret, certificates.
-      logs: Where output is kept.
+      job: The job, without values that depend on the host.
+      run_id: Id of the run.
+      folder: Folder of the run; made with `files` where it is not there.
+      files: Files in the folder, by name: the secret, certificates.
+      logs: Folder for output.
       recipe: The pickled function, from the launcher of this very program.
-      environment: Of the worker's group.
+      environment: Variables of the worker's group.
       gpus: As in `Resources`.
-      surroundings: Of the launcher.
+      surroundings: Environment of the launcher.
       has_book: Whether servers may be on other hosts.
     """
 
@@ -68,20 +68,24 @@ class Task:
 
 
 class RemoteWorker:
-    """Starts a worker, tells of it, ends it.
+    """A worker's process on this host, and all that it needs here.
 
     Args:
-      task: What to do.
-      registry: The way to the program's addresses.
-      host: Under which other hosts reach this one.
+      task: Task of the worker.
+      registry: Access to the program's addresses; None if all is on one host.
+      host: Address at which other hosts reach this one.
     """
 
-    def __init__(self, task: Task, registry: Registry | None, host: str) -> None:
+    def __init__(self, task: Task, registry: RegistryAccess | None, host: str) -> None:
         self._task = task
         self._host = host
         run_folder = _run_folder(task)
+        # Held until `close`, so that the system does not remove its old files. The lock
+        # goes with this process, however that ends.
         self._held = hold_folder(run_folder)
         name, attempt = task.job.worker, task.job.attempt
+        # This start's alone. Where the actor is killed it stays until the guard of the
+        # worker, which deletes its `folder` if its launcher is gone, has swept.
         self._own = run_folder / f"w-{os.getpid()}-{attempt}"
         self._own.mkdir(mode=0o700)
         self._log = log_paths(Path(task.logs), [name])[name]
@@ -90,7 +94,8 @@ class RemoteWorker:
         _write(recipe, task.recipe)
         self._server = None
         if registry is not None:
-            # Lets the worker's process ask for addresses through this one.
+            # Lets the worker's process ask for addresses through this one: it has no
+            # connection to Ray. `close` stops it; its threads die with this process.
             at = f"unix:{self._own}/registry"
             served = OfferedRegistry(registry)
             server = Server(served, name="addresses", address=at, pool_size=16)
@@ -110,7 +115,11 @@ class RemoteWorker:
 
     def read(self) -> bytes:
         """Wait for bytes of its reports; return none once there are no more."""
-        return self._process.read()
+        pieces = [self._process.read()]
+        # A call of Ray costs as much as many reads: what is there already goes along.
+        while pieces[-1] and len(pieces) < _MOST_PIECES and self._process.has_more():
+            pieces.append(self._process.read())
+        return b"".join(pieces)
 
     def stop(self) -> None:
         """Ask the worker to stop."""
@@ -127,14 +136,19 @@ class RemoteWorker:
 
     def close(self) -> None:
         """Kill what still runs, and leave nothing on this host but the log."""
+        # Other calls of this actor may be in `read` or `wait`: they return when the
+        # process has ended.
         self._process.kill()
         self._process.close()
+        # After the process: the last look shows all that it has written.
         self._tail.close()
         if self._server is not None:
             self._server.stop(0.0)
         shutil.rmtree(self._own, ignore_errors=True)
         os.close(self._held)
         run_folder = self._own.parent
+        # Of several workers on a host, the last that leaves deletes what they share;
+        # on the launcher's own host the launcher does.
         if (run_folder / MADE_BY_WORKER).exists() and not list(run_folder.glob("w-*")):
             delete(run_folder, keep=what_stays(run_folder, self._log.parent))
 
@@ -173,6 +187,7 @@ def _run_folder(task: Task) -> Path:
             ) from None
     else:
         _write(folder / MADE_BY_WORKER, b"")
+    # Several workers may come to a host at once: each writes what is not there yet.
     for name, content in task.files.items():
         (folder / name).parent.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -182,6 +197,7 @@ def _run_folder(task: Task) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a private file, whole once it is there."""
+    # Another worker must not read half a secret: the name appears with the whole file.
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     with os.fdopen(create_private(draft), "wb") as file:
         file.write(content)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicator.launchpad_bridge.launchers.on_ray.ray_words import how_actor_was_lost
+from replicator.launchpad_bridge.launchers.on_ray.lost_actor import how_actor_was_lost
 
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: _WorkerActor
@@ -30,12 +30,12 @@ NotADirectoryError: [Errno 20] Not a directory: '/logs'"""
     [
         (
             KILLED,
-            "is lost, as its actor died (process 2193 on 127.0.0.1). Ray says: Worker "
-            "unexpectedly exits with a connection error code 2. End of file.",
+            "is lost, as its actor died (process 2193 on 127.0.0.1). Ray reports: "
+            "Worker unexpectedly exits with a connection error code 2. End of file.",
         ),
         (
             HOST_GONE,
-            "is lost, as its actor died (process 7 on 10.0.0.2). Ray says: its node "
+            "is lost, as its actor died (process 7 on 10.0.0.2). Ray reports: its node "
             "has died. Node Id: 35dbf1470eb5.",
         ),
         (
@@ -43,8 +43,8 @@ NotADirectoryError: [Errno 20] Not a directory: '/logs'"""
             "could not be started on its host: NotADirectoryError: [Errno 20] Not a "
             "directory: '/logs'",
         ),
-        ("Anything\nelse.", "is lost, as its actor died. Ray says: Anything else."),
-        ("", "is lost, as its actor died. Ray says: nothing"),
+        ("Anything\nelse.", "is lost, as its actor died. Ray reports: Anything else."),
+        ("", "is lost, as its actor died. Ray reports: nothing"),
     ],
     ids=["killed", "host gone", "raised", "other", "nothing"],
 )

@@ -1,4 +1,4 @@
-"""Say in one line what Ray says of a lost actor in many, with colours and twice.
+"""Shorten Ray's report of a lost actor, which has many lines, to one.
 
 Ray has no other form for it: its error for an actor whose process died, whose host is
 gone, or whose constructor raised, is one class with a text.
@@ -18,7 +18,10 @@ def how_actor_was_lost(text: str) -> str:
     """Return how an actor ended: "is lost, as its actor died (process 7 on …): …".
 
     Args:
-      text: Of the error that Ray raised for a call of the actor.
+      text: Text of the error that Ray raised for a call of the actor.
+
+    >>> how_actor_was_lost("The actor is dead because its node has died.")
+    'is lost, as its actor died. Ray reports: its node has died.'
     """
     lines = [line.strip() for line in _COLOUR.sub("", text).splitlines()]
     lines = [line for line in lines if line]
@@ -29,4 +32,4 @@ def how_actor_was_lost(text: str) -> str:
     dead = next((line for line in lines if line.startswith(_DEAD)), "")
     why = dead.partition(_DETAIL)[2] or dead.removeprefix(_DEAD) or " ".join(lines)
     why = why.partition(_ADVICE)[0][:_LONGEST].strip()
-    return f"is lost, as its actor died{where}. Ray says: {why or 'nothing'}"
+    return f"is lost, as its actor died{where}. Ray reports: {why or 'nothing'}"
