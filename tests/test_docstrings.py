@@ -121,7 +121,6 @@ def test_the_example_of(name, names, tmp_path, monkeypatch):
 # `run` is `Replicator.run`; of the rest the name and its first line say it all, or
 # another one's example shows it; many are Launchpad's, for its own programs.
 OBVIOUS = {
-    "replicator.run",
     "replicator.hooks.checked_hooks",
     "replicator.launchpad_bridge.batched_handler",
     "replicator.launchpad_bridge.bind_addresses",

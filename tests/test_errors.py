@@ -1237,7 +1237,7 @@ ROWS = [
         "`retention` must be a `Retention`, got 3. Write `Retention(...)`.",
     ),
     Row(
-        "A word for a `Follow`",
+        "A string instead of a `Follow`",
         lambda: run([regression_batch()], follow="loss"),
         ArgumentError,
         "`follow` must be a `Follow`, got 'loss'. Write `Follow(...)`.",
@@ -1378,14 +1378,14 @@ ROWS = [
         "`accumulate`.",
     ),
     Row(
-        "A word for the node of a program",
+        "A string instead of the node of a program",
         lambda: in_session(print, node="learner"),
         ArgumentError,
         "`node` must be the node that the run is in, got 'learner'. Pass "
         "`lp.context.get_context()`.",
     ),
     Row(
-        "A word for a seed",
+        "A string instead of a seed",
         lambda: run([regression_batch()], seed="one"),
         ArgumentError,
         "`seed` must be a whole number of 64 bits, got 'one'. Use 0.",
@@ -1534,19 +1534,19 @@ ROWS = [
         "them out.",
     ),
     Row(
-        "A word for a limit",
+        "A string instead of a limit",
         lambda: replicator.options.Limits(step_s="3"),
         ArgumentError,
         "`step_s` must be a number, got '3'. Pass an `int` or a `float`.",
     ),
     Row(
-        "A word for a time",
+        "A string instead of a time",
         lambda: run([regression_batch()], step_timeout="3"),
         ArgumentError,
         "`step_timeout` must be a number, got '3'. Pass an `int` or a `float`.",
     ),
     Row(
-        "A word for patience",
+        "A string instead of patience",
         lambda: replicator.options.Follow(metric="loss", patience="3"),
         ArgumentError,
         "`patience` must be a whole number, got '3'. Use 3.",
@@ -1558,7 +1558,7 @@ ROWS = [
         "`metric` must be a string, got None. Pass a `str`.",
     ),
     Row(
-        "A word for a factor",
+        "A string instead of a factor",
         lambda: replicator.options.Spikes(factor="3"),
         ArgumentError,
         "`factor` must be a number, got '3'. Pass an `int` or a `float`.",
@@ -1571,13 +1571,13 @@ ROWS = [
         "these.",
     ),
     Row(
-        "A word for a decay",
+        "A string instead of a decay",
         lambda: replicator.ema("0.9"),
         ArgumentError,
         "`decay` must be a number, got '0.9'. Pass an `int` or a `float`.",
     ),
     Row(
-        "A word for a number of devices",
+        "A string instead of a number of devices",
         lambda: replicator.fake_devices("8"),
         ArgumentError,
         "`count` must be a whole number, got '8'. Use 8.",
@@ -1783,7 +1783,7 @@ ROWS = [
         "Keep it out of the state.",
     ),
     Row(
-        "A word among the metrics",
+        "A string among the metrics",
         lambda: step_on(lambda state, batch: (state, {"name": "a"}), {"a": 1.0}),
         StateError,
         "`step_fn` must return arrays and numbers, got a `str` at `name` in its "
