@@ -61,6 +61,14 @@ class Bundle:
     exported: bytes | None = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def updates_per_call(self) -> int:
+        """Number of updates per call of its step; 1 where it does not hold a number."""
+        match self.about:
+            case {"steps_per_call": int(count)}:
+                return count
+        return 1
+
 
 def arrays_of(tree: PyTree) -> dict[str, np.ndarray]:
     """Return the leaves of a tree, on the host, by path.

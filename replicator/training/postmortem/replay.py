@@ -96,7 +96,7 @@ def replay_step(bundle: Bundle, step_fn: StepFn, init_fn: InitFn) -> Verdict:
     update = one_replica_update(
         step_fn,
         counted=isinstance(state, RunState),
-        steps_per_call=bundle.about.get("steps_per_call", 1),
+        steps_per_call=bundle.updates_per_call,
     )
     program = record_program(update, state, batch)
     leaves = jax.tree.leaves((state, batch))
