@@ -66,7 +66,7 @@ def exchange(
 
     Raises:
       ArgumentError: `name` or `value` breaks its rule.
-      DistributedTimeoutError: A process did not come in time; says which.
+      DistributedTimeoutError: A process did not come in time; the error names it.
       DistributedError: The coordination service failed otherwise.
 
     >>> exchange("newest-step", 40)
@@ -92,7 +92,7 @@ def any_process(name: str, flag: bool, *, timeout_s: float = DEFAULT_TIMEOUT_S) 
       timeout_s: How long to wait for the others.
 
     Raises:
-      DistributedTimeoutError: A process did not come in time; says which.
+      DistributedTimeoutError: A process did not come in time; the error names it.
       DistributedError: The coordination service failed otherwise.
 
     >>> any_process("out-of-data", False)  # True on all if it is True on one
@@ -109,7 +109,7 @@ def barrier(name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
       timeout_s: How long to wait for the others.
 
     Raises:
-      DistributedTimeoutError: A process did not come in time; says which.
+      DistributedTimeoutError: A process did not come in time; the error names it.
       DistributedError: The coordination service failed otherwise.
 
     >>> barrier("data-is-unpacked")

@@ -14,12 +14,12 @@ from typing import Protocol
 
 
 class Droppable(Protocol):
-    """What belongs to the process that made it."""
+    """An object that belongs to the process that made it."""
 
     def drop_after_fork(self) -> None:
         """Be of no use in this process, which is a child of the one that made it.
 
-        Takes no lock, as who held one is not in this process; tells no other process.
+        Takes no lock, as its holder is not in this process; sends nothing to others.
         """
 
 

@@ -116,27 +116,27 @@ def pack_error(error: BaseException, *, log_bytes: int) -> bytes:
     >>> frame.raised, frame.log_bytes, read_report(frame).error.text
     (True, 7, 'a bug')
     """
-    told = describe_error(error, registry=DEFAULT_REGISTRY)
+    info = describe_error(error, registry=DEFAULT_REGISTRY)
     notes = [str(note)[:_LONGEST_NOTE] for note in getattr(error, "__notes__", ())]
     notes = notes[:_MOST_NOTES]
     # Attributes are values of the user, which the codec may not take.
     try:
-        encoded = encode((tuple(told), notes))
+        encoded = encode((tuple(info), notes))
     except (EncodeError, MessageTooLargeError):
-        encoded = encode((tuple(told._replace(attributes=None)), notes))
+        encoded = encode((tuple(info._replace(attributes=None)), notes))
     return _pack_value(_RAISED, encoded, log_bytes)
 
 
-def rebuild_error(told: ErrorInfo, *, worker: str, where: str) -> RemoteError:
+def rebuild_error(info: ErrorInfo, *, worker: str, where: str) -> RemoteError:
     """Return the error of a worker as one of this process.
 
     Args:
-      told: Description of the error.
+      info: Description of the error.
       worker: Name of the worker.
       where: Process of the worker.
     """
     return remote_error(
-        told, method="run", server=worker, address=where, registry=DEFAULT_REGISTRY
+        info, method="run", server=worker, address=where, registry=DEFAULT_REGISTRY
     )
 
 

@@ -3,7 +3,7 @@
 It starts with the first future, sleeps while no call waits, and ends when there was
 none for ten seconds, or the connection is gone. A future that is entered and a reader
 that goes to sleep cannot miss each other: the one enters, then looks at `is_asleep`;
-the other says that it sleeps, then looks at the table again.
+the other announces that it sleeps, then looks at the table again.
 """
 
 import queue
