@@ -33,7 +33,7 @@ _SHORT_S = 0.5
 _EPILOG = """\
 Looks at programs of this user on this host, which `lp.launch` started. On a terminal it
 goes on until the program ends, or Ctrl-C, which ends the looking only; elsewhere, and
-with --once, it prints the present state, and ends. Exit code 1 if the program has failed, or
+with --once, it prints the state, and ends. Exit code 1 if the program has failed, or
 none runs.
 """
 
