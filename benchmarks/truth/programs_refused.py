@@ -356,7 +356,7 @@ PROGRAMS = [
     _refused(
         "cg-local-right-side-refused",
         _local_right_side,
-        Refused(by="ReplicationError", word="loop that may go another way"),
+        Refused(by="ReplicationError", word="loop that may differ between"),
         more=lambda: {"found": jnp.zeros(FEATURES)},
         settings=_SPREAD,
     ),
