@@ -4,8 +4,9 @@ A run trains a small model with a checkpoint every few steps: one process the di
 ResNet, two an MLP. All its processes are killed by SIGKILL, again and again: in turn
 while it starts, in a save, in a restore and between its steps, each time after a random
 while. Then it may end: its final bits must be those of a run that nobody killed. After
-each kill no more steps are done again than one interval, and those of the save that was
-in flight. By SIGTERM nothing may be lost.
+each kill it goes on from the newest checkpoint that was whole, at least from the last
+save but one that it began: on a busy disk a save may take longer than an interval, and
+those that are due meanwhile are left out. By SIGTERM nothing may be lost.
 
 `killed_in` counts what the kills met: `save` where files of one were left half
 written, `restore` while a checkpoint was looked for and read, else `start` or `steps`.
@@ -103,13 +104,13 @@ def kill_again_and_again(
     loop: str = "run",
 ) -> None:
     """Kill one run so many times, let it end, and compare its bits."""
-    reached = 0
+    reached = kept = 0
     for _ in range(kills):
         aim = _AIMS[found.kills % len(_AIMS)]
         moment = draw_moment(aim, whole, reached, rng)
         left = half_written(directory)
         attempt = start(directory, processes=processes, moment=moment, loop=loop)
-        _look_at_start(attempt, reached, found)
+        _look_at_start(attempt, kept, found)
         steps = f"steps {attempt.first_step} to {attempt.last_step}"
         if attempt.exit_codes[0] == -signal.SIGKILL:
             cut_off = half_written(directory) - left
@@ -119,8 +120,9 @@ def kill_again_and_again(
         elif attempt.exit_codes[0] != 0:
             found.fail(f"it ended by itself: {attempt.errors}")
         reached = max(reached, attempt.last_step)
+        kept = max([kept, *whole_steps(directory), *attempt.saved[-2:-1]])
     last = start(directory, processes=processes, loop=loop)
-    _look_at_start(last, reached, found)
+    _look_at_start(last, kept, found)
     if last.digest != whole.digest:
         found.fail(f"final bits {last.digest}, not {whole.digest}; {last.errors}")
 
@@ -130,6 +132,11 @@ def half_written(directory: Path) -> set[str]:
     return {path.name for path in directory.glob(".writing-*")}
 
 
+def whole_steps(directory: Path) -> list[int]:
+    """Return the steps of the checkpoints that are whole."""
+    return [int(path.name) for path in directory.glob("[0-9]*")]
+
+
 def what_it_did(attempt: Attempt) -> str:
     """Return the phase that a killed run was in, if it did not save."""
     if attempt.last_phase in ("restore", "end"):
@@ -137,16 +144,24 @@ def what_it_did(attempt: Attempt) -> str:
     return "start" if attempt.first_step is None else "steps"
 
 
-def _look_at_start(attempt: Attempt, before: int, found: Found) -> None:
-    """Count what was lost, where a run goes on from step `before`."""
+def _look_at_start(attempt: Attempt, kept: int, found: Found) -> None:
+    """Count what was lost where a run goes on, and hold that it saves when it is due.
+
+    Args:
+      attempt: The start.
+      kept: The newest step that it must go on from.
+      found: Where it is counted.
+    """
     if attempt.first_step is None:
         return
-    # The save at the last multiple may have been in flight, not the one before it.
-    kept = max(0, (before // INTERVAL - 1) * INTERVAL)
     lost = kept - (attempt.first_step - 1)
     if lost > 0:
         found.fail(f"went on from {attempt.first_step - 1}, not from {kept} or later")
         found.lost_steps += lost
+    due = -(-attempt.first_step // INTERVAL) * INTERVAL
+    # A step is saved once its metrics were shown: some steps later.
+    if attempt.last_step >= due + INTERVAL // 2 and due not in attempt.saved:
+        found.fail(f"did not begin to save step {due}, the first that was due")
 
 
 def terminate(

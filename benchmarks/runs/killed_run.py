@@ -2,8 +2,9 @@
 
 It writes what happens to it as JSON lines on standard output, each with the monotonic
 clock of the machine: `phase` when it begins to restore, to compile or to end,
-`dispatched` when a step was dispatched, `step` when its result was read, `bits` with a
-digest of the final state, and of all metrics that its hook was ever shown.
+`dispatched` when a step was dispatched, `step` when its result was read, `saving` when
+a save of it began, `bits` with a digest of the final state, and of all metrics that its
+hook was ever shown.
 """
 
 import hashlib
@@ -21,6 +22,8 @@ from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.tasks import Task, digits_resnet, mlp
 from replicator.base.host.clock import SystemClock
 from replicator.base.types import PyTree, StepFn
+from replicator.checkpoint.background import BackgroundSaver
+from replicator.checkpoint.snapshot import Draft
 from replicator.hooks import Hook, MetricsEvent, StateEvent, every
 from replicator.monitoring.phases import Phase, Phases
 from replicator.training.loop import LoopResult
@@ -99,6 +102,17 @@ def tell_phases() -> None:
     Phases.enter = enter_and_tell
 
 
+def tell_saves() -> None:
+    """Have every run of this process tell which saves it begins."""
+    begin = BackgroundSaver.start
+
+    def begin_and_tell(self: BackgroundSaver, draft: Draft) -> None:
+        begin(self, draft)
+        tell("saving", step=draft.step)
+
+    BackgroundSaver.start = begin_and_tell
+
+
 def digest(state: PyTree) -> str:
     """Return a digest of every bit of a state."""
     sha = hashlib.sha256()
@@ -132,6 +146,7 @@ def own_loop(
 def main(argv: list[str]) -> None:
     del argv
     tell_phases()
+    tell_saves()
     replicator.fake_devices(_DEVICES.value)
     replicator.distributed.initialize()
     rep = replicator.Replicator()

@@ -75,6 +75,11 @@ class Attempt:
         return max((line["step"] for line in self.told("dispatched")), default=0)
 
     @property
+    def saved(self) -> list[int]:
+        """The steps that it began to save: one at a time, each after the one before."""
+        return [line["step"] for line in self.told("saving")]
+
+    @property
     def last_phase(self) -> str:
         """Its last phase, steps left out."""
         return next((line["phase"] for line in self.told("phase")[::-1]), "start")
