@@ -16,7 +16,7 @@ from typing import Any
 _MARK = "answer: "
 # Hundreds of programs are compiled and run a few times: machine code may be slow. What
 # XLA makes of a program, reductions included, is the same.
-_FAST_COMPILER = (
+FAST_COMPILER = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
@@ -74,7 +74,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "XLA_FLAGS": _FAST_COMPILER},
+            env={**os.environ, "XLA_FLAGS": FAST_COMPILER},
         )
         return self._process
 

@@ -61,7 +61,7 @@ def jitted(
     rows = NamedSharding(mesh, PartitionSpec(("replica", "shard")))
     return jax.jit(
         replicator_step(by_hand, optax.with_extra_args_support(tx)),
-        in_shardings=(shardings, {"tokens": rows}),
+        in_shardings=(shardings, rows),
         out_shardings=(shardings, None),
         donate_argnums=0,
     )

@@ -1,0 +1,1 @@
+"""Numbers of this library on the accelerators of a host."""
