@@ -36,7 +36,7 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
-from replicator.errors import ArgumentError, CheckpointError
+from replicator.errors import ArgumentError, CheckpointError, check_count
 
 _log = logging.getLogger(__name__)
 
@@ -88,11 +88,7 @@ class CheckpointStore:
         timeout_s: float = 600.0,
         together: bool | None = None,
     ):
-        if failures_allowed < 1:
-            raise ArgumentError(
-                f"`failures_allowed` must be at least 1, got {failures_allowed}. "
-                "Leave it out for 3."
-            )
+        check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
         self._directory = checked_path("directory", directory)
         self._retention = retention or Retention()
         self._disk = disk or Disk()

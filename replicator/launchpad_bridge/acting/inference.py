@@ -28,6 +28,7 @@ from replicator.errors import (
     CallCancelledError,
     ServerStoppedError,
     check_count,
+    check_positive,
 )
 from replicator.launchpad_bridge.acting.local_inference import (
     Policy,
@@ -83,10 +84,7 @@ class InferenceServer:
           ArgumentError: A number is out of range.
         """
         check_count("batch_size", batch_size)
-        if not refresh_s > 0:
-            raise ArgumentError(
-                f"`refresh_s` must be more than 0 seconds, got {refresh_s}. Use 0.02."
-            )
+        check_positive("refresh_s", refresh_s, "Use 0.02.")
         self._waiting = Waiting.of_node(None, "inference")
         self._policy = policy
         self._learner = learner

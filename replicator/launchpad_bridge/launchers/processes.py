@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from replicator.distributed.processes.driver import Worker
-from replicator.errors import ArgumentError, LaunchError
+from replicator.errors import LaunchError, check_word
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
@@ -77,16 +77,9 @@ class Processes:
     terminal: str | None = None
 
     def __post_init__(self) -> None:
-        if self.start not in ("forkserver", "spawn"):
-            raise ArgumentError(
-                f'`start` must be "forkserver" or "spawn", got {self.start!r}. Use '
-                '"forkserver": it falls back by itself.'
-            )
-        if self.terminal is not None and self.terminal not in _TERMINALS:
-            raise ArgumentError(
-                f"`terminal` must be one of {', '.join(_TERMINALS)}, got "
-                f'{self.terminal!r}. Use "current_terminal".'
-            )
+        check_word("start", self.start, ("forkserver", "spawn"))
+        if self.terminal is not None:
+            check_word("terminal", self.terminal, _TERMINALS)
 
     @property
     def name(self) -> str:
