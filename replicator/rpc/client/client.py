@@ -44,7 +44,7 @@ _DEFAULT_LIMITS = MessageLimits()
 _Made = TypeVar("_Made")
 
 
-class _Methods(Generic[_Made]):
+class Methods(Generic[_Made]):
     """The methods of a server, each of which makes a call."""
 
     def __init__(
@@ -111,12 +111,12 @@ class _Methods(Generic[_Made]):
 
 
 @final
-class Futures(_Methods[CallFuture]):
+class Futures(Methods[CallFuture]):
     """Methods of a server that return a future each."""
 
 
 @final
-class Client(_Methods[PyTree]):
+class Client(Methods[PyTree]):
     """Calls a server's methods as if they were its own.
 
     Any thread may use it. A call runs at most once, unless its method is `idempotent`;
