@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 import shutil
 import socket
 import struct
@@ -220,7 +219,9 @@ def _listen_unix(
         check_socket_directory(place.path, address=str(place))
         return UnixListener(
             place.path,
-            secret=secret or _secret_beside(place) or _new_secret_beside(place),
+            secret=secret
+            or _secret_beside(place)
+            or Secret.read_or_make(os.path.join(folder, SECRET_NAME)),
             encoding=encoding,
             owns_directory=owns_directory,
         )
@@ -263,23 +264,6 @@ def _secret_beside(place: UnixAddress) -> Secret | None:
         return Secret.read(path)
     except FileNotFoundError:
         return Secret.from_environment()
-
-
-def _new_secret_beside(place: UnixAddress) -> Secret:
-    """Put a new secret beside the socket; return another process's if it was first."""
-    path = os.path.join(os.path.dirname(place.path), SECRET_NAME)
-    unfinished = f"{path}.{secrets.token_hex(8)}"
-    # Under another name first: a process that dies here leaves no half a secret.
-    secret = Secret.generate()
-    secret.write(unfinished)
-    try:
-        # Whole or not at all, and never over another's.
-        os.link(unfinished, path)
-        return secret
-    except FileExistsError:
-        return Secret.read(path)
-    finally:
-        os.unlink(unfinished)
 
 
 def _grpc() -> Any:
