@@ -71,6 +71,8 @@ class Processes:
         mean this one.
     """
 
+    name = "processes"
+
     start: Literal["forkserver", "spawn"] = "forkserver"
     preload: Sequence[str] | None = None
     pin_cores: bool = False
@@ -80,11 +82,6 @@ class Processes:
         check_word("start", self.start, ("forkserver", "spawn"))
         if self.terminal is not None:
             check_word("terminal", self.terminal, _TERMINALS)
-
-    @property
-    def name(self) -> str:
-        """Return "processes"."""
-        return "processes"
 
     @property
     def shows_output(self) -> bool:

@@ -33,23 +33,22 @@ _Report = Callable[[Exited | StopAsked], None]
 
 
 @final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Threads:
-    """The launcher `lp.launch(program, launch_type="threads")` uses."""
+    """The launcher `lp.launch(program, launch_type="threads")` uses.
+
+    Attributes:
+      serialize: Whether to check that the nodes could run in other processes.
+      by_reference: Whether to hand arguments and results over as they are, instead of
+        copies: quicker, but what one node changes in place changes in the other, unlike
+        under any other launcher.
+    """
 
     name = "threads"
     shows_output = True
 
-    def __init__(self, *, serialize: bool = False, by_reference: bool = False) -> None:
-        """Choose how much is checked, and how values pass.
-
-        Args:
-          serialize: Check that the nodes could run in other processes.
-          by_reference: Hand arguments and results over as they are, instead of copies:
-            quicker, but what one node changes in place changes in the other, unlike
-            under any other launcher.
-        """
-        self._serialize = serialize
-        self._by_reference = by_reference
+    serialize: bool = False
+    by_reference: bool = False
 
     def open(
         self, plan: Plan, report: _Report, *, launch_type: str = name
@@ -64,11 +63,11 @@ class Threads:
         Raises:
           LaunchError: A node does not pickle.
         """
-        if self._serialize:
+        if self.serialize:
             for executable in plan.executables:
                 pack(executable)
         return ThreadWorkers(
-            plan, report, launch_type=launch_type, by_reference=self._by_reference
+            plan, report, launch_type=launch_type, by_reference=self.by_reference
         )
 
 

@@ -64,21 +64,14 @@ class Ray:
       insecure: Whether a cluster without token authentication will do.
     """
 
+    name = "ray"
+    shows_output = True
+
     address: str | None = None
     init: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     across_hosts: bool | None = None
     start_timeout_s: float = 120.0
     insecure: bool = False
-
-    @property
-    def name(self) -> str:
-        """Return "ray"."""
-        return "ray"
-
-    @property
-    def shows_output(self) -> bool:
-        """Return True: Ray shows what workers print."""
-        return True
 
     def open(
         self, plan: Plan, report: Callable[[Exited | StopAsked], None]
