@@ -64,7 +64,6 @@ class NodeContext(Protocol):
 
     def stop_program(self) -> None:
         """Ask for the whole run to stop; returns at once, may be called anywhere."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,4 +174,3 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Kill all workers that still run, and delete all files that were made."""
-        ...

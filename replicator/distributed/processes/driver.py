@@ -41,11 +41,9 @@ class Worker(Protocol):
 
     def stop(self) -> None:
         """Ask it to stop (sets its `stop_event`); returns at once."""
-        ...
 
     def kill(self) -> None:
         """End it and all that it started, if it still runs; returns at once."""
-        ...
 
 
 class Driver(abc.ABC):

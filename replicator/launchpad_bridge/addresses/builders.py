@@ -72,7 +72,6 @@ class AddressBook(Protocol):
 
     def publish(self, planned: str, address: str) -> None:
         """Note the address of the server."""
-        ...
 
     def find(self, planned: str) -> str:
         """Return the address of the server; wait, within a bound, until it is known.

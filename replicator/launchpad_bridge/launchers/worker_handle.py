@@ -29,11 +29,9 @@ class StartedProcess(Protocol):
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
-        ...
 
     def kill(self) -> None:
         """End it and all that it started; returns at once."""
-        ...
 
     def wait(self, log_end: int | None) -> ProcessExit:
         """Wait until it has exited; return how.
@@ -45,7 +43,6 @@ class StartedProcess(Protocol):
 
     def close(self) -> None:
         """Free what belongs to this start, once it has exited."""
-        ...
 
 
 class WorkerHandle:
