@@ -141,6 +141,10 @@ class Exited:
     code: int | None = None
 
 
+Report = Callable[[Exited | StopAsked], None]
+"""Function that takes what happens; called from any thread, it never raises."""
+
+
 class Launcher(Protocol):
     """Starts workers on its platform. Public: users write their own."""
 
@@ -149,14 +153,12 @@ class Launcher(Protocol):
         """Return the name for `lp.launch(program, launch_type=name)`."""
         ...
 
-    def open(
-        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
-    ) -> "Workers":
+    def open(self, plan: Plan, report: Report) -> "Workers":
         """Make ready to start workers of `plan`.
 
         Args:
           plan: Workers that will run.
-          report: Takes events; may be called from any thread, never raises.
+          report: Takes what happens.
         """
         ...
 

@@ -14,7 +14,7 @@ import select
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -32,7 +32,7 @@ from replicator.launchpad_bridge.launchers.worker_logs import (
 )
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.launchers.worker_reports import STOP
-from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
+from replicator.launchpad_bridge.protocols import Executable, Plan, Report
 from replicator.launchpad_bridge.run_folder import what_stays
 
 _READ_BYTES = 1 << 20
@@ -157,7 +157,7 @@ class PipedWorker(WorkerHandle):
         *,
         plan: Plan,
         launch_type: str,
-        report: Callable[[Exited | StopAsked], None],
+        report: Report,
     ) -> None:
         """Start it.
 

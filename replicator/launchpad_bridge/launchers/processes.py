@@ -14,7 +14,7 @@ fresh interpreter, with a warning.
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -36,12 +36,7 @@ from replicator.launchpad_bridge.launchers.log_tail import LogTail
 from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
 from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job
-from replicator.launchpad_bridge.protocols import (
-    Executable,
-    Exited,
-    Plan,
-    StopAsked,
-)
+from replicator.launchpad_bridge.protocols import Executable, Plan, Report
 
 Kind = tuple[tuple[str, str], ...]
 """Environment variables that the workers of one fork server share."""
@@ -88,9 +83,7 @@ class Processes:
         """Return whether what workers print is shown besides being kept."""
         return self.terminal != "output_to_files"
 
-    def open(
-        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
-    ) -> "ProcessWorkers":
+    def open(self, plan: Plan, report: Report) -> "ProcessWorkers":
         """Make ready to start workers of `plan`.
 
         Raises:
@@ -107,7 +100,7 @@ class ProcessWorkers:
         self,
         options: Processes,
         plan: Plan,
-        report: Callable[[Exited | StopAsked], None],
+        report: Report,
     ) -> None:
         self._plan = plan
         self._report = report

@@ -12,7 +12,6 @@ Nodes that are processes cannot take turns, and are refused.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import final
 
 from replicator.distributed.processes.driver import Worker
@@ -29,12 +28,11 @@ from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
+    Report,
     StopAsked,
     Workers,
 )
 from replicator.launchpad_bridge.running.stop_event import StopEvent
-
-_Report = Callable[[Exited | StopAsked], None]
 
 
 @final
@@ -63,7 +61,7 @@ class TestMode:
     seed: int | None = None
     longest_turn_s: float = 60.0
 
-    def open(self, plan: Plan, report: _Report) -> Workers:
+    def open(self, plan: Plan, report: Report) -> Workers:
         """Make ready to start threads.
 
         Raises:
@@ -85,7 +83,7 @@ class TestMode:
 class _OrderedWorkers:
     """Threads that take turns."""
 
-    def __init__(self, plan: Plan, report: _Report, turns: Turns) -> None:
+    def __init__(self, plan: Plan, report: Report, turns: Turns) -> None:
         self._plan = plan
         self._report = report
         self._turns = turns

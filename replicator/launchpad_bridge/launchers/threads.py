@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
@@ -21,6 +20,7 @@ from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
+    Report,
     StopAsked,
 )
 from replicator.launchpad_bridge.recipes import pack
@@ -29,7 +29,6 @@ from replicator.launchpad_bridge.running.stop_event import StopEvent
 from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 _LOG = logging.getLogger(__name__)
-_Report = Callable[[Exited | StopAsked], None]
 
 
 @final
@@ -51,7 +50,7 @@ class Threads:
     by_reference: bool = False
 
     def open(
-        self, plan: Plan, report: _Report, *, launch_type: str = name
+        self, plan: Plan, report: Report, *, launch_type: str = name
     ) -> "ThreadWorkers":
         """Make ready to start threads.
 
@@ -78,7 +77,7 @@ class ThreadWorkers:
     def __init__(
         self,
         plan: Plan,
-        report: _Report,
+        report: Report,
         *,
         launch_type: str,
         by_reference: bool = False,
@@ -142,7 +141,7 @@ class ThreadContext:
     worker: str
     launch_type: str
     attempt: int
-    report: _Report
+    report: Report
     stop_event: StopEvent = dataclasses.field(default_factory=StopEvent)
     exchange: Any = None
     by_reference: bool = False
