@@ -93,7 +93,12 @@ class _Part(NamedTuple):
 
 
 class _Reader:
-    """Reads rounds; keeps the form of the first, and their number."""
+    """Reads rounds; keeps the form of the first, and their number.
+
+    Attributes:
+      position: Position of the input after the read that was yielded last.
+      index: Number of batches read before, those of earlier runs included.
+    """
 
     def __init__(
         self,
@@ -106,7 +111,7 @@ class _Reader:
         in_step: ReadSync | None,
     ):
         self.position = start or Position()
-        self._read_before = self.position.batches  # with those ahead of the position
+        self.index = self.position.batches  # with those ahead of the position
         self._saved_batches = self.position.batches
         self._form: BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, for a fast check
@@ -117,11 +122,6 @@ class _Reader:
         self._num_pipelines = (
             in_step.num_pipelines if in_step is not None else len(sources)
         )
-
-    @property
-    def index(self) -> int:
-        """Number of batches read before, those of earlier runs included."""
-        return self._read_before
 
     def epoch(self) -> Generator[SharedRead, None, None]:
         """Start all sources at the position in this epoch, and read them to their ends.
@@ -149,7 +149,7 @@ class _Reader:
             # Now: a producer may reuse its memory for the next batch.
             checksums = tuple(part and checksum(part.batch) for part in parts)
             self._end_short(parts, full, passes)
-            self._read_before += 1
+            self.index += 1
             assert self._form is not None
             yield Read(
                 parts=[part and part.batch for part in parts],
@@ -234,7 +234,7 @@ class _Reader:
             if part is None or part.form.examples == full:
                 continue
             if next(passes[pipeline], _END) is not _END:
-                if self._read_before == self._saved_batches > 0:
+                if self.index == self._saved_batches > 0:
                     raise self._other_size(part.form.examples)
                 raise BatchError(
                     f"`dataset` must yield {full} examples in every batch but the last "

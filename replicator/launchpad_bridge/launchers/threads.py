@@ -71,21 +71,18 @@ class Threads:
 
 
 @final
+@dataclasses.dataclass(eq=False)
 class ThreadWorkers:
     """The threads of one run."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        report: Report,
-        *,
-        launch_type: str,
-        by_reference: bool = False,
-    ) -> None:
-        self._plan = plan
-        self._report = report
-        self._launch_type = launch_type
-        self._by_reference = by_reference
+    plan: Plan
+    report: Report
+    _: dataclasses.KW_ONLY
+    launch_type: str
+    by_reference: bool = False
+
+    def __post_init__(self) -> None:
+        plan, report = self.plan, self.report
         processes = [each for each in plan.executables if has_own_process(each)]
         self._processes = (
             Processes().open(dataclasses.replace(plan, executables=processes), report)
@@ -112,12 +109,12 @@ class ThreadWorkers:
         if self._processes is not None and has_own_process(executable):
             return self._processes.start(executable, attempt)
         context = ThreadContext(
-            program=self._plan.program,
+            program=self.plan.program,
             worker=executable.name,
-            launch_type=self._launch_type,
+            launch_type=self.launch_type,
             attempt=attempt,
-            report=self._report,
-            by_reference=self._by_reference,
+            report=self.report,
+            by_reference=self.by_reference,
         )
         return ThreadWorker(executable, context)
 

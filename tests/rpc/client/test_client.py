@@ -261,7 +261,7 @@ def test_a_call_whose_link_breaks_while_it_runs_runs_again_beside_it():
     ):
         result = pool.submit(client.hold_once)
         assert probe.started.acquire(timeout=LONG_S)
-        client._calls._connector.link.connection.close()
+        client._calls.connector.link.connection.close()
         assert probe.started.acquire(timeout=LONG_S)
         probe.go_on.set()
         assert result.result(LONG_S) == "once"
