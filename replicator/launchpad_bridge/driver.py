@@ -9,7 +9,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
 
 from replicator.base.types import PyTree
 from replicator.distributed.processes import states
@@ -29,7 +28,6 @@ _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"
 
 
-@final
 class RunDriver(Driver):
     """Runs a plan with a launcher.
 

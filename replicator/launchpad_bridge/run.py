@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self, final
+from typing import Any, Self
 
 from replicator.base.types import PyTree
 from replicator.distributed.processes.states import (
@@ -36,7 +36,6 @@ _TEST_PATIENCE_S = 1.0
 """A test that waits for its run within this time gets the failure there."""
 
 
-@final
 class Run:
     """A program that runs. As a context manager it is stopped at the end of the block.
 

@@ -9,7 +9,7 @@ import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 from replicator.base.types import PyTree
 from replicator.errors import CallTimeoutError, ConnectionLostError
@@ -23,7 +23,6 @@ from replicator.rpc.own_methods import LIST_METHODS
 from replicator.rpc.remote_errors import describe_error, remote_error
 
 
-@final
 class Exchange:
     """The servers of a program, by address."""
 
@@ -56,7 +55,6 @@ class Exchange:
         return DirectClient(self, address, timeout_s, wait_for_ready)
 
 
-@final
 @dataclasses.dataclass(frozen=True, eq=False)
 class DirectServer:
     """Stand-in for `rpc.Server`."""
@@ -76,7 +74,6 @@ class DirectServer:
         return True
 
 
-@final
 class DirectClient(Methods[PyTree]):
     """Stand-in for `rpc.Client`."""
 

@@ -16,7 +16,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
 
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
@@ -145,7 +144,6 @@ class PipedProcess:
             self._stdin.close()
 
 
-@final
 class PipedWorker(WorkerHandle):
     """One start of an executable, at the end of a command line; a `Worker`."""
 

@@ -12,7 +12,6 @@ Nodes that are processes cannot take turns, and are refused.
 """
 
 import dataclasses
-from typing import final
 
 from replicator.distributed.processes.driver import Worker
 from replicator.errors import ArgumentError
@@ -35,7 +34,6 @@ from replicator.launchpad_bridge.protocols import (
 from replicator.launchpad_bridge.running.stop_event import StopEvent
 
 
-@final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TestMode:
     """The launcher `lp.launch(program, launch_type="test")` uses.
@@ -79,7 +77,6 @@ class TestMode:
         return _OrderedWorkers(plan, report, turns)
 
 
-@final
 class _OrderedWorkers:
     """Threads that take turns."""
 

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 from contextlib import AbstractContextManager
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from replicator.distributed.processes.driver import Worker
 from replicator.errors import NodeFailedError
@@ -31,7 +31,6 @@ from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 _LOG = logging.getLogger(__name__)
 
 
-@final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Threads:
     """The launcher `lp.launch(program, launch_type="threads")` uses.
@@ -70,7 +69,6 @@ class Threads:
         )
 
 
-@final
 @dataclasses.dataclass(eq=False)
 class ThreadWorkers:
     """The threads of one run."""
@@ -129,7 +127,6 @@ def has_own_process(executable: Executable) -> bool:
     return getattr(executable.run, "own_process", False)
 
 
-@final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ThreadContext:
     """The `NodeContext` of a node in this process."""
@@ -148,7 +145,6 @@ class ThreadContext:
         self.report(StopAsked(by=self.worker))
 
 
-@final
 class ThreadWorker:
     """One node in a thread."""
 

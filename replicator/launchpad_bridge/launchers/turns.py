@@ -14,7 +14,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.running.stop_event import StopEvent
@@ -26,7 +26,6 @@ class _Wait(NamedTuple):
     due_s: float
 
 
-@final
 class Turns:
     """Turns of threads; safe for all threads.
 
@@ -189,7 +188,6 @@ class Turns:
         return [name for _, name in sorted(able)]
 
 
-@final
 class TurnEvent(StopEvent):
     """A stop event; to wait for it is to let others go on."""
 

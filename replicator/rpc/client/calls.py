@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
@@ -59,7 +59,6 @@ class Failed(NamedTuple):
     error: Exception
 
 
-@final
 @dataclasses.dataclass(eq=False)
 class Calls:
     """The calls of one client; the first one connects.

@@ -16,7 +16,7 @@
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar
 
 from replicator.base.host.plain_text import plain
 from replicator.base.types import PyTree
@@ -110,12 +110,10 @@ class Methods(Generic[_Made]):
         return self._make(method, args, kwargs or {}, timeout_s)
 
 
-@final
 class Futures(Methods[CallFuture]):
     """Methods of a server that return a future each."""
 
 
-@final
 class Client(Methods[PyTree]):
     """Calls a server's methods as if they were its own.
 

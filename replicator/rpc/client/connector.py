@@ -4,7 +4,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import final
 
 from replicator.base.host.plain_text import plain
 from replicator.errors import (
@@ -26,7 +25,6 @@ from replicator.rpc.protocols import Connection
 _CONNECT_TIMEOUT_S = 10.0
 
 
-@final
 @dataclasses.dataclass(eq=False)
 class Connector:
     """Maker and holder of the link.

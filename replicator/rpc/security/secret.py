@@ -17,7 +17,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping
-from typing import NoReturn, Self, final
+from typing import NoReturn, Self
 
 from replicator.base.host.paths import expanded
 from replicator.errors import AuthenticationError, EncodeError
@@ -33,7 +33,6 @@ DESCRIPTOR_VARIABLE = "REPLICATOR_RPC_SECRET_FD"
 _VARIABLES = (FILE_VARIABLE, DESCRIPTOR_VARIABLE)  # the first counts
 
 
-@final
 class Secret:
     """32 random bytes that prove that a process belongs to the program."""
 

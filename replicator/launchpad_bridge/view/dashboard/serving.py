@@ -21,7 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
-from typing import Any, final
+from typing import Any
 
 from replicator.base.host.standard_streams import lossy
 from replicator.launchpad_bridge.view.dashboard import access
@@ -59,7 +59,6 @@ _REFUSALS = {
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 
 
-@final
 class Dashboard:
     """The page of one run, from `start` until `close`.
 
@@ -105,7 +104,6 @@ class Dashboard:
         self._watcher.close()
 
 
-@final
 class _Server(ThreadingTCPServer):
     """HTTP server of one run; each connection has a thread."""
 

@@ -9,7 +9,7 @@ nothing.
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self, final
+from typing import Self
 
 from replicator.errors import RpcError
 from replicator.launchpad_bridge.view.watching.found_runs import describe_run
@@ -29,7 +29,6 @@ _CALLS_AT_ONCE = 4
 _SOCKET = "unix:"
 
 
-@final
 class Watcher:
     """Takes samples of a run. Connects at the first; `rest` disconnects again.
 
