@@ -12,17 +12,8 @@ from typing import Any, NamedTuple
 
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
+from replicator.inputs import checks
 from replicator.inputs.adapters import Source
-from replicator.inputs.checks import (
-    BatchForm,
-    check_divides,
-    check_no_nan,
-    check_same_form,
-    form_of,
-    numeric_arrays,
-    quick_form,
-    stated_form,
-)
 from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, other_size, start_at, states_of
@@ -89,7 +80,7 @@ class _Part(NamedTuple):
     """A batch of one pipeline, and its form."""
 
     batch: PyTree
-    form: BatchForm
+    form: checks.BatchForm
 
 
 class _Reader:
@@ -113,7 +104,7 @@ class _Reader:
         self.position = start or Position()
         self.index = self.position.batches  # with those ahead of the position
         self._saved_batches = self.position.batches
-        self._form: BatchForm | None = None
+        self._form: checks.BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, for a fast check
         self._sources = sources
         self._parts, self._kind = parts, kind
@@ -180,12 +171,12 @@ class _Reader:
                 passes[pipeline] = iter(())
                 parts.append(None)
                 continue
-            if self._form is not None and quick_form(batch) == self._quick_form:
+            if self._form is not None and checks.quick_form(batch) == self._quick_form:
                 parts.append(_Part(batch, self._form))
                 continue
             where = self._where(pipeline)
-            batch = numeric_arrays(batch, where=where)
-            parts.append(_Part(batch, form_of(batch, where=where)))
+            batch = checks.numeric_arrays(batch, where=where)
+            parts.append(_Part(batch, checks.form_of(batch, where=where)))
         return parts
 
     def _check(self, parts: Sequence[_Part | None]) -> int:
@@ -198,7 +189,7 @@ class _Reader:
                 raise self._other_size(form.examples)
             self._form = dataclasses.replace(form, examples=before or form.examples)
             self._remember_quickly(present)
-            check_divides(
+            checks.check_divides(
                 self._form.examples * len(parts),
                 parts=self._parts,
                 kind=self._kind,
@@ -210,18 +201,18 @@ class _Reader:
                 continue
             first, where = self._form, self._where(pipeline)
             if shapes := self._options.shapes:
-                first = stated_form(first, part.form, shapes, where=where)
+                first = checks.stated_form(first, part.form, shapes, where=where)
             if part.form is not first:
-                check_same_form(first, part.form, where=where)
+                checks.check_same_form(first, part.form, where=where)
             if not self._options.allow_nan:
-                check_no_nan(part.batch, where=where)
+                checks.check_no_nan(part.batch, where=where)
         return self._form.examples
 
     def _remember_quickly(self, parts: Sequence[_Part]) -> None:
         assert self._form is not None
         for part in parts:
             if part.form.examples == self._form.examples:
-                self._quick_form = quick_form(part.batch)
+                self._quick_form = checks.quick_form(part.batch)
 
     def _end_short(
         self,

@@ -15,13 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from replicator.base.types import PyTree
-from replicator.distributed.processes.states import (
-    Ended,
-    Finish,
-    Patience,
-    StopAsked,
-    WorkerState,
-)
+from replicator.distributed.processes import states
 from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
 from replicator.launchpad_bridge.driver import RunDriver
 from replicator.launchpad_bridge.protocols import Launcher, Plan
@@ -51,7 +45,7 @@ class Run:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: Patience,
+        patience: states.Patience,
         close: Callable[[bool], None],
         test_frame: FrameType | None = None,
     ) -> None:
@@ -141,7 +135,7 @@ class Run:
         return [results.get(name) for name in self._wanted([label])]
 
     @property
-    def workers(self) -> dict[str, WorkerState]:
+    def workers(self) -> dict[str, states.WorkerState]:
         """Return the state of each worker: its phase, its attempt, its last end."""
         state = self._driver.state
         return {} if state is None else {n: state.worker(n) for n in state.unit_of}
@@ -165,7 +159,7 @@ class Run:
 
     def stop(self) -> None:
         """Ask all nodes to stop; returns at once, and may be called again, anywhere."""
-        self._driver.report(StopAsked(by="the launcher"))
+        self._driver.report(states.StopAsked(by="the launcher"))
 
     def wait(
         self,
@@ -238,7 +232,7 @@ class Run:
     def interrupt(self, signum: int) -> None:
         """Note a signal and ask the run to stop; called in a signal handler."""
         self._signum = self._signum or signum
-        self._driver.report(StopAsked(by="signal"))
+        self._driver.report(states.StopAsked(by="signal"))
 
     def wait_end(self) -> None:
         """Wait until it is over, whatever its outcome."""
@@ -291,7 +285,7 @@ class Run:
         with self._changed:
             self._changed.notify_all()
 
-    def _end(self, finish: Finish) -> None:
+    def _end(self, finish: states.Finish) -> None:
         if finish.failure is not None:
             exit_status.note_failure(self.run_id, self._failure(finish.failure))
         # After the note: an exit that finds this run gone must find its failure.
@@ -320,7 +314,7 @@ class Run:
             frame = frame.f_back
         return None
 
-    def _failure(self, ended: Ended) -> NodeFailedError:
+    def _failure(self, ended: states.Ended) -> NodeFailedError:
         """Return a new error, raised from the node's own."""
         error: BaseException | None = ended.exited.error
         is_described = isinstance(error, NodeFailedError)
