@@ -20,7 +20,7 @@ from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
 from replicator.launchpad_bridge.driver import RunDriver
 from replicator.launchpad_bridge.protocols import Launcher, Plan
 from replicator.launchpad_bridge.running import exit_status, interrupts, node_context
-from replicator.launchpad_bridge.running.ends import is_symptom
+from replicator.launchpad_bridge.running.exit_mapping import is_symptom
 from replicator.launchpad_bridge.running.node_run import edge_of
 from replicator.launchpad_bridge.running.results import Results
 from replicator.launchpad_bridge.running.stopping import call_process_handlers
@@ -45,7 +45,7 @@ class Run:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: states.Patience,
+        timeouts: states.Timeouts,
         close: Callable[[bool], None],
         test_frame: FrameType | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Run:
         Args:
           plan: Workers to run.
           launcher: Launcher that starts them.
-          patience: Timeouts of the supervisor.
+          timeouts: Timeouts of the supervisor.
           close: Called once the run is over, in the driver's thread, with True if all
             ended well.
           test_frame: Frame of the test in the main thread in which a failure is raised.
@@ -72,7 +72,7 @@ class Run:
         self._stopping = threading.Event()
         self._signum: int | None = None
         self._journal = RunJournal(plan.folder)
-        self._driver = RunDriver(plan, launcher, patience=patience, on_event=self._note)
+        self._driver = RunDriver(plan, launcher, timeouts=timeouts, on_event=self._note)
 
     def start(self) -> Self:
         """Open the launcher, start the workers.

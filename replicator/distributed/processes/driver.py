@@ -38,17 +38,17 @@ class Driver(abc.ABC):
 
     Args:
       units: Units to run.
-      patience: How long to wait for what.
+      timeouts: How long to wait for what.
 
     Attributes:
       state: State of the supervisor; replaced, never changed. None before `run`.
     """
 
-    def __init__(self, units: Sequence[states.Unit], patience: states.Patience) -> None:
+    def __init__(self, units: Sequence[states.Unit], timeouts: states.Timeouts) -> None:
         # Written by the thread of `run` alone. Other threads read this state or the one
         # before, whole, as states are frozen: no lock.
         self.state: states.State | None = None
-        self.patience = patience
+        self.timeouts = timeouts
         self._units = units
         # The last start of each worker, ended or not; of the thread of `run` alone.
         self._running: dict[str, Worker | None] = {}
@@ -82,7 +82,7 @@ class Driver(abc.ABC):
 
     def run(self) -> states.Finish:
         """Start all units, and return once the run is over."""
-        state, actions = begin(self._units, time.monotonic(), patience=self.patience)
+        state, actions = begin(self._units, time.monotonic(), timeouts=self.timeouts)
         while True:
             # Before the actions: what these start may look at it at once.
             self.state = state
@@ -117,7 +117,8 @@ class Driver(abc.ABC):
 
     def _is_signal(self, event: Any) -> bool:
         return (
-            isinstance(event, states.StopAsked) and event.by in self.patience.kills_at
+            isinstance(event, states.StopAsked)
+            and event.by in self.timeouts.stop_requests_to_kill
         )
 
     def _perform(self, actions: Sequence[states.Action]) -> states.Finish | None:

@@ -51,15 +51,15 @@ class LaunchPolicy:
         )
 
     @property
-    def patience(self) -> states.Patience:
+    def timeouts(self) -> states.Timeouts:
         """Time limits, as the supervisor takes them."""
-        return states.Patience(
+        return states.Timeouts(
             stop_grace_s=self.stop_grace_s,
             kill_grace_s=self.kill_grace_s,
             longest_backoff_s=self.longest_backoff_s,
             kills=2,
             # A user who waits for a save presses Ctrl-C once more.
-            kills_at={"SIGINT": 3, "SIGTERM": 2},
+            stop_requests_to_kill={"SIGINT": 3, "SIGTERM": 2},
         )
 
 

@@ -263,7 +263,7 @@ def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def wait_no_longer(client: Client) -> None:
+def fail_fast(client: Client) -> None:
     """Make pending and future calls fail at once if the server is gone.
 
     For programs that end, where no server will start any more.
