@@ -241,15 +241,17 @@ class Preempted(SystemExit):
         self.step = step
 
 
-def check_count(name: str, value: int) -> None:
-    """Refuse an argument that is not a whole number of at least 1.
+def check_count(
+    name: str, value: int, remedy: str = "Use 1.", *, least: int = 1
+) -> None:
+    """Refuse an argument that is not a whole number of at least `least`.
 
     Raises:
-      ArgumentError: It is not.
+      ArgumentError: It is not; the message ends with `remedy`.
     """
     check_whole(name, value)
-    if value < 1:
-        raise ArgumentError(f"`{name}` must be at least 1, got {value}. Use 1.")
+    if value < least:
+        raise ArgumentError(f"`{name}` must be at least {least}, got {value}. {remedy}")
 
 
 def check_counts(owner: object, *names: str) -> None:
@@ -289,6 +291,17 @@ def check_number(name: str, value: Any) -> None:
         raise ArgumentError(
             f"`{name}` must be a number, got {value!r}. Pass an `int` or a `float`."
         )
+
+
+def check_positive(name: str, value: float, remedy: str) -> None:
+    """Refuse an argument that is not a number above 0, as NaN is not.
+
+    Raises:
+      ArgumentError: It is not; the message ends with `remedy`.
+    """
+    check_number(name, value)
+    if not value > 0:
+        raise ArgumentError(f"`{name}` must be above 0, got {value}. {remedy}")
 
 
 def check_text(name: str, value: object) -> None:

@@ -964,14 +964,13 @@ ROWS = [
         "An unknown `reduction` of `all_reduce`",
         lambda: reduce(reduction="exact"),
         ArgumentError,
-        "`reduction` must be 'fast' or 'ordered', got 'exact'. Use one of these.",
+        "`reduction` must be one of 'fast', 'ordered', got 'exact'. Use one of these.",
     ),
     Row(
         "An unknown `reduction` of a `Replicator`",
         lambda: replicas(8, reduction="exact"),
         ArgumentError,
-        "`reduction` must be 'fast' or 'ordered', got 'exact'. Use 'ordered' for bits "
-        "that depend on replicas * accumulate only.",
+        "`reduction` must be one of 'fast', 'ordered', got 'exact'. Use one of these.",
     ),
     Row(
         "A dead axis",
@@ -1463,7 +1462,7 @@ ROWS = [
         "No time for a step",
         lambda: run([regression_batch()], step_timeout=0),
         ArgumentError,
-        "`step_timeout` must be positive, got 0. Leave it out for ten times the "
+        "`step_timeout` must be above 0, got 0. Leave it out for ten times the "
         "median, or use `float('inf')`.",
     ),
     Row(

@@ -30,7 +30,7 @@ _MARK = "__accepts__"
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class Rule(NamedTuple):
+class ArgumentRule(NamedTuple):
     """Rule for one argument.
 
     Attributes:
@@ -45,31 +45,31 @@ class Rule(NamedTuple):
     remedy: str = "Pass one that is."
 
 
-def text(most: int = MAX_NAME) -> Rule:
+def text(most: int = MAX_NAME) -> ArgumentRule:
     """Return the rule for a string of at most `most` characters.
 
     >>> text(3).is_right("abc"), text(3).is_right("abcd")
     (True, False)
     """
-    return Rule(
+    return ArgumentRule(
         f"a string of at most {most} characters",
         lambda value: isinstance(value, str) and len(value) <= most,
     )
 
 
-def blob(most: int) -> Rule:
+def blob(most: int) -> ArgumentRule:
     """Return the rule for at most `most` bytes.
 
     >>> blob(3).is_right(b"abcd")
     False
     """
-    return Rule(
+    return ArgumentRule(
         f"bytes, at most {most} of them",
         lambda value: isinstance(value, bytes) and len(value) <= most,
     )
 
 
-def whole(least: int = 0, most: int = (1 << 63) - 1) -> Rule:
+def whole(least: int = 0, most: int = (1 << 63) - 1) -> ArgumentRule:
     """Return the rule for a whole number, of Python or of NumPy.
 
     >>> whole(1).is_right(0)
@@ -80,28 +80,28 @@ def whole(least: int = 0, most: int = (1 << 63) - 1) -> Rule:
         is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         return is_whole and least <= int(value) <= most
 
-    return Rule(f"a whole number from {least} to {most}", is_right)
+    return ArgumentRule(f"a whole number from {least} to {most}", is_right)
 
 
-def seconds() -> Rule:
+def seconds() -> ArgumentRule:
     """Return the rule for a number of seconds that can be waited for.
 
     >>> seconds().is_right(float("nan"))
     False
     """
-    return Rule(
+    return ArgumentRule(
         "a number of seconds, 0 or more",
         lambda value: is_number(value) and 0 <= value <= threading.TIMEOUT_MAX,
     )
 
 
-def items(kind: str, is_right: Callable[[Any], bool], most: int) -> Rule:
+def items(kind: str, is_right: Callable[[Any], bool], most: int) -> ArgumentRule:
     """Return the rule for a list or tuple, not a range, whose items would be made.
 
     >>> items("numbers", is_number, 2).is_right([1.0, 2])
     True
     """
-    return Rule(
+    return ArgumentRule(
         f"a list of at most {most} {kind}",
         lambda value: (
             isinstance(value, list | tuple)
@@ -111,7 +111,7 @@ def items(kind: str, is_right: Callable[[Any], bool], most: int) -> Rule:
     )
 
 
-def texts(most: int) -> Rule:
+def texts(most: int) -> ArgumentRule:
     """Return the rule for a list of at most `most` names.
 
     >>> texts(2).is_right(["loss", "step"])
@@ -120,13 +120,13 @@ def texts(most: int) -> Rule:
     return items("names", text().is_right, most)
 
 
-def array(kind: str, most: int) -> Rule:
+def array(kind: str, most: int) -> ArgumentRule:
     """Return the rule for an array of one axis, and of a kind of NumPy's dtypes.
 
     >>> array("i", 8).is_right(np.arange(3))
     True
     """
-    return Rule(
+    return ArgumentRule(
         f"an array of one axis, at most {most} long, of the kind {kind!r}",
         lambda value: (
             is_array(value)
@@ -137,7 +137,7 @@ def array(kind: str, most: int) -> Rule:
     )
 
 
-def plain(most: int, *, most_text: int) -> Rule:
+def plain(most: int, *, most_text: int) -> ArgumentRule:
     """Return the rule for numbers, text and bytes, in lists and dictionaries.
 
     >>> plain(4, most_text=100).is_right({"step": 3, "names": ["a", "b"]})
@@ -161,7 +161,9 @@ def plain(most: int, *, most_text: int) -> Rule:
                 return False
         return left >= 0 and left_text >= 0
 
-    return Rule(f"at most {most} plain values of {most_text} characters", is_right)
+    return ArgumentRule(
+        f"at most {most} plain values of {most_text} characters", is_right
+    )
 
 
 def is_number(value: Any) -> bool:
@@ -193,7 +195,10 @@ def is_array(value: Any) -> bool:
 
 
 def accepts(
-    error: type[Exception] = ArgumentError, whose: str | None = None, /, **rules: Rule
+    error: type[Exception] = ArgumentError,
+    whose: str | None = None,
+    /,
+    **rules: ArgumentRule,
 ) -> Callable[[_Method], _Method]:
     """Declare the rule for each parameter of a method, by its name.
 
@@ -251,7 +256,7 @@ def accepts(
     return described
 
 
-def accepted_by(method: object) -> Mapping[str, Rule] | None:
+def accepted_by(method: object) -> Mapping[str, ArgumentRule] | None:
     """Return the rules that a method declares; None if it declares none.
 
     >>> accepted_by(len) is None

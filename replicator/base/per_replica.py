@@ -6,7 +6,7 @@ step sees the slice of its own replica.
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,9 @@ from jax.sharding import PartitionSpec
 from replicator.base.mesh import replica_spec
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError
+from replicator.errors import check_word
 
 OnResize = Literal["sum", "mean", "first", "refuse"]
-_ON_RESIZE = ("sum", "mean", "first", "refuse")
 
 
 @functools.partial(
@@ -53,12 +52,7 @@ class PerReplica:
     on_resize: OnResize = "refuse"
 
     def __post_init__(self) -> None:
-        if self.on_resize not in _ON_RESIZE:
-            raise ArgumentError(
-                f"`on_resize` must be one of {', '.join(_ON_RESIZE)}, got "
-                f"{self.on_resize!r}. Choose what a restore on another number of "
-                "replicas does."
-            )
+        check_word("on_resize", self.on_resize, get_args(OnResize))
 
 
 def is_per_replica(node: PyTree) -> bool:

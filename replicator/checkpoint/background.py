@@ -44,6 +44,9 @@ class SaveCounts:
 class BackgroundSaver:
     """Passes drafts to `write` on a thread of its own.
 
+    Attributes:
+      counts: Numbers of saves so far; one reference, so reading needs no lock.
+
     Args:
       write: Commits a draft, or raises.
       clock: Clock of all times.
@@ -65,18 +68,13 @@ class BackgroundSaver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replicator-checkpoint")
         self._in_flight: Future[None] | None = None
         self._began_s = 0.0
-        # Guards `_counts`, which the thread and its caller both change. Under it no
+        # Guards `counts`, which the thread and its caller both change. Under it no
         # other lock is taken, and nothing is written or waited for.
         self._guard = threading.Lock()
-        self._counts = SaveCounts()
+        self.counts = SaveCounts()
         # Written by the thread alone, as whole references; its caller reads them.
         self._failure: Exception | None = None
         self._fenced: CheckpointInUseError | None = None
-
-    @property
-    def counts(self) -> SaveCounts:
-        """Numbers of saves so far; one reference, so reading needs no lock."""
-        return self._counts
 
     def is_busy(self) -> bool:
         """Return whether a save runs."""
@@ -136,7 +134,7 @@ class BackgroundSaver:
         """
         if self._fenced is not None:
             raise self._fenced
-        failed = self._counts.failed_in_a_row
+        failed = self.counts.failed_in_a_row
         if failed < in_a_row:
             return
         which = "the last" if in_a_row == 1 else f"the last {failed}"
@@ -166,9 +164,9 @@ class BackgroundSaver:
 
     def _count(self, what: Literal["saved", "failed", "skipped"], **more: Any) -> None:
         with self._guard:
-            before = self._counts
+            before = self.counts
             more[what] = getattr(before, what) + 1
             if what != "skipped":
                 failed = before.failed_in_a_row + 1
                 more["failed_in_a_row"] = failed if what == "failed" else 0
-            self._counts = dataclasses.replace(before, **more)
+            self.counts = dataclasses.replace(before, **more)

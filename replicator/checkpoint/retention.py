@@ -8,7 +8,13 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from replicator.errors import ArgumentError, check_text, check_whole
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_counts,
+    check_text,
+    check_word,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,36 +60,15 @@ class Retention:
     keep_every: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("keep_last", self.keep_last)
-        check_whole("keep_best", self.keep_best)
-        if self.keep_every is not None:
-            check_whole("keep_every", self.keep_every)
+        check_counts(self, "keep_last", "keep_every")
+        check_count("keep_best", self.keep_best, "Leave it out for none.", least=0)
+        check_word("goal", self.goal, ("min", "max"))
         if self.metric is not None:
             check_text("metric", self.metric)
-        if self.keep_last < 1:
-            raise ArgumentError(
-                f"`keep_last` must be at least 1, got {self.keep_last}. "
-                "Leave it out for 3."
-            )
-        if self.keep_best < 0:
-            raise ArgumentError(
-                f"`keep_best` must be at least 0, got {self.keep_best}. "
-                "Leave it out to keep none by metric."
-            )
         if self.keep_best and self.metric is None:
             raise ArgumentError(
                 f"`metric` must be given with `keep_best`, got None for "
                 f"{self.keep_best}. Pass the name of a metric that is saved."
-            )
-        if self.goal not in ("min", "max"):
-            raise ArgumentError(
-                f"`goal` must be 'min' or 'max', got {self.goal!r}. "
-                "Choose which metric is good."
-            )
-        if self.keep_every is not None and self.keep_every < 1:
-            raise ArgumentError(
-                f"`keep_every` must be at least 1, got {self.keep_every}. "
-                "Leave it out to keep none by number."
             )
 
     def decide(

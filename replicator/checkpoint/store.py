@@ -14,20 +14,13 @@ from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
 from replicator.checkpoint import commit as commits
+from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group, share_pieces
 from replicator.checkpoint.lock import WriterLock
 from replicator.checkpoint.manifest import Manifest
 from replicator.checkpoint.orbax_files import require_orbax
-from replicator.checkpoint.reading import (
-    Restored,
-    Wanted,
-    is_taken,
-    restore_newest,
-    restore_step,
-    scan,
-)
 from replicator.checkpoint.retention import Retention, Saved
 from replicator.checkpoint.snapshot import (
     OWN,
@@ -36,7 +29,7 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
-from replicator.errors import ArgumentError, CheckpointError
+from replicator.errors import ArgumentError, CheckpointError, check_count
 
 _log = logging.getLogger(__name__)
 
@@ -88,11 +81,7 @@ class CheckpointStore:
         timeout_s: float = 600.0,
         together: bool | None = None,
     ):
-        if failures_allowed < 1:
-            raise ArgumentError(
-                f"`failures_allowed` must be at least 1, got {failures_allowed}. "
-                "Leave it out for 3."
-            )
+        check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
         self._directory = checked_path("directory", directory)
         self._retention = retention or Retention()
         self._disk = disk or Disk()
@@ -206,12 +195,14 @@ class CheckpointStore:
         Raises:
           CheckpointError: It is not a directory of checkpoints.
         """
-        return tuple(manifest.step for manifest in scan(self._directory).manifests)
+        return tuple(
+            manifest.step for manifest in reading.scan(self._directory).manifests
+        )
 
     @property
     def best(self) -> int | None:
         """The step with the best metric of `retention`; None if none was measured."""
-        manifests = scan(self._directory).manifests
+        manifests = reading.scan(self._directory).manifests
         return self._retention.best(map(self._as_saved, manifests))
 
     def restore(
@@ -221,7 +212,7 @@ class CheckpointStore:
         step: int | None = None,
         only: str | None = None,
         shardings: PyTree = None,
-    ) -> Restored | None:
+    ) -> reading.Restored | None:
         """Read the newest checkpoint that is not damaged, or that of a step.
 
         A damaged one is logged, and the one before it is read. An open store renames it
@@ -245,12 +236,12 @@ class CheckpointStore:
             damaged, or all checkpoints are damaged.
           CheckpointMismatchError: The checkpoint holds another state than `like`.
         """
-        wanted = Wanted(like=like, only=only, shardings=shardings)
+        wanted = reading.Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
-            return restore_step(self._directory, step, wanted)
+            return reading.restore_step(self._directory, step, wanted)
         alone = Group(together=False, timeout_s=self._timeout_s)
         group = alone if like is None else self._group
-        restored = restore_newest(self._directory, wanted, group)
+        restored = reading.restore_newest(self._directory, wanted, group)
         if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
         return restored
@@ -288,13 +279,13 @@ class CheckpointStore:
         try:
             self._make_directory()
             manifests = ()
-            if is_taken(self._directory):
-                manifests = scan(self._directory).manifests
+            if reading.is_taken(self._directory):
+                manifests = reading.scan(self._directory).manifests
             newest = max((manifest.generation for manifest in manifests), default=0)
             self._generation = self._lock.acquire(above=newest)
             left = commits.tidy(self._directory, disk=self._disk)
             if left:
-                manifests = scan(self._directory).manifests
+                manifests = reading.scan(self._directory).manifests
         except OSError as failure:
             self._lock.release()
             raise self._unwritable(failure) from failure

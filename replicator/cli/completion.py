@@ -9,6 +9,8 @@ An argument is completed with directories if its metavar is `DIR`, with files if
 import argparse
 from collections.abc import Iterator
 
+from replicator.base.optional_package import optional_package
+
 SUMMARY = "Print the completion script of a shell"
 SHELLS = ("bash", "zsh", "fish")
 _DIRECTORIES = frozenset({"DIR", "DIRECTORY"})
@@ -28,13 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the script."""
-    try:
+    with optional_package("completion", "shtab", extra="completion"):
         import shtab
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            "`completion` must have shtab, got none installed. Run "
-            "`pip install 'jax-replicator[completion]'`."
-        ) from missing
     parser: argparse.ArgumentParser = arguments.make_parser()
     for action in _actions(parser):
         # shtab reads this attribute: which arguments are paths, and of what.

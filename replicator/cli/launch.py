@@ -8,7 +8,7 @@ from pathlib import Path
 
 from replicator.distributed.processes.group import launch
 from replicator.distributed.processes.policy import LaunchPolicy
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError, check_count, check_positive
 
 SUMMARY = "Run a script as several processes on this host; restart them when one dies"
 
@@ -67,15 +67,10 @@ def main(arguments: argparse.Namespace) -> int:
     check_count("processes", arguments.processes)
     if arguments.devices_per_process is not None:
         check_count("devices_per_process", arguments.devices_per_process)
-    if arguments.max_restarts < 0:
-        raise ArgumentError(
-            f"`max_restarts` must be at least 0, got {arguments.max_restarts}. Use 0 "
-            "to never restart."
-        )
-    if not arguments.stop_grace > 0:
-        raise ArgumentError(
-            f"`stop_grace` must be above 0, got {arguments.stop_grace}. Use 300."
-        )
+    check_count(
+        "max_restarts", arguments.max_restarts, "Use 0 to never restart.", least=0
+    )
+    check_positive("stop_grace", arguments.stop_grace, "Use 300.")
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError(
             f"`script` must be a file, got {arguments.script!r}. Give the path of a "

@@ -1,18 +1,12 @@
 """Lines of a terminal that show a running program."""
 
-from replicator.launchpad_bridge.view.watching.columns import (
-    COLUMNS,
-    about,
-    merged,
-    row_of,
-    rows_of,
-)
+from replicator.launchpad_bridge.view.watching import columns
 from replicator.launchpad_bridge.view.watching.samples import (
     ProgramSample,
     WorkerSample,
 )
 
-HEADER = tuple(column for column in COLUMNS if column != "runs")
+HEADER = tuple(column for column in columns.COLUMNS if column != "runs")
 RIGHT = HEADER[2:]
 
 
@@ -24,7 +18,7 @@ def lines_of(snapshot: ProgramSample, most: int | None = None) -> list[tuple[str
       most: Number of lines that there may be. Where all are too many, methods are left
         out; then workers of one group become one line.
     """
-    by_worker = [rows_of(worker) for worker in snapshot.workers]
+    by_worker = [columns.rows_of(worker) for worker in snapshot.workers]
     rows = [
         {**row, "node": f"  {row['node']}" if number else row["node"]}
         for rows in by_worker
@@ -36,14 +30,17 @@ def lines_of(snapshot: ProgramSample, most: int | None = None) -> list[tuple[str
         groups: dict[str, list[WorkerSample]] = {}
         for worker in snapshot.workers:
             groups.setdefault(worker.label, []).append(worker)
-        rows = [row_of(merged(label, group)) for label, group in groups.items()]
+        rows = [
+            columns.row_of(columns.merged(label, group))
+            for label, group in groups.items()
+        ]
     return [tuple(row.get(column, "") for column in HEADER) for row in rows]
 
 
 def line_above(snapshot: ProgramSample) -> str:
     """Return the line above the table: the program and its phase."""
     stopped = f" (asked by {snapshot.stopped_by})" if snapshot.stopped_by else ""
-    return f"{snapshot.program}: {snapshot.phase}{stopped}, {about(snapshot)}"
+    return f"{snapshot.program}: {snapshot.phase}{stopped}, {columns.about(snapshot)}"
 
 
 def line_below(snapshot: ProgramSample) -> str:

@@ -10,12 +10,7 @@ from jaxtyping import Array, Shaped
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
-from replicator.collectives.context.axes import (
-    Axis,
-    at_leaf,
-    resolve_equal_axis,
-    with_arrays,
-)
+from replicator.collectives.context import axes
 from replicator.collectives.markers import mark_alone
 from replicator.collectives.precision import move
 from replicator.errors import ArgumentError
@@ -50,19 +45,19 @@ def all_gather(
     Array([[3, 5],
            [3, 5]], dtype=int32)
     """
-    axis = resolve_equal_axis(axis_name, groups)
-    tree = with_arrays(tree)
+    axis = axes.resolve_equal_axis(axis_name, groups)
+    tree = axes.with_arrays(tree)
     for path, leaf in named_leaves(tree):
         if tiled and leaf.ndim == 0:
             raise ArgumentError(
                 f"`tree` must hold leaves with an axis 0 for `tiled=True`, got a "
-                f"scalar{at_leaf(path)}. Leave `tiled` out."
+                f"scalar{axes.at_leaf(path)}. Leave `tiled` out."
             )
     return jax.tree.map(lambda leaf: gather_leaf(leaf, axis, tiled=tiled), tree)
 
 
 def gather_leaf(
-    leaf: Shaped[Array, "*shape"], axis: Axis, *, tiled: bool = False
+    leaf: Shaped[Array, "*shape"], axis: axes.Axis, *, tiled: bool = False
 ) -> Shaped[Array, "..."]:
     """Stack one array over the replicas of `axis`; with `tiled` join its rows."""
     if axis.name is None:

@@ -130,11 +130,7 @@ def check_op_dtypes(
 
 
 def _check_reduction(reduction: str, op: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise ArgumentError(
-            f"`reduction` must be 'fast' or 'ordered', got {reduction!r}. "
-            "Use one of these."
-        )
+    check_word("reduction", reduction, REDUCTIONS)
     if reduction == "ordered" and op not in ("sum", "mean"):
         raise ArgumentError(
             f"`op` must be 'sum' or 'mean' for `reduction='ordered'`, got {op!r}. "

@@ -7,12 +7,7 @@ from jaxtyping import Array
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
-from replicator.collectives.context.axes import (
-    check_dtypes,
-    position,
-    resolve_axis,
-    with_arrays,
-)
+from replicator.collectives.context import axes
 from replicator.collectives.precision import move
 from replicator.errors import ArgumentError, check_whole
 
@@ -40,15 +35,15 @@ def broadcast(
     >>> jax.vmap(lambda x: broadcast(x, source=2), axis_name="replica")(jnp.arange(4))
     Array([2, 2, 2, 2], dtype=int32)
     """
-    axis = resolve_axis(axis_name)
+    axis = axes.resolve_axis(axis_name)
     check_whole("source", source)
     if not 0 <= source < axis.size:
         raise ArgumentError(
             f"`source` must be a replica between 0 and {axis.size - 1}, got {source}. "
             "Use 0, which always exists."
         )
-    tree = with_arrays(tree)
-    check_dtypes(
+    tree = axes.with_arrays(tree)
+    axes.check_dtypes(
         tree, (jnp.number, jnp.bool_), rule="`tree` must hold numbers or booleans"
     )
     if axis.name is None:
@@ -57,7 +52,7 @@ def broadcast(
     def send(leaf: Array) -> Array:
         # All others add zeros. JAX sums booleans as int32: a byte is enough here.
         number = leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
-        sent = jnp.where(position(axis) == source, number, jnp.zeros_like(number))
+        sent = jnp.where(axes.position(axis) == source, number, jnp.zeros_like(number))
         return move(sent, lambda x: lax.psum(x, axis.name)).astype(leaf.dtype)
 
     return jax.tree.map(send, tree)

@@ -39,7 +39,7 @@ from replicator.collectives.context.axes import (
     resolve_axis,
 )
 from replicator.collectives.markers import norm_scope
-from replicator.errors import ArgumentError, check_whole
+from replicator.errors import ArgumentError, check_count
 
 Groups: TypeAlias = Sequence[Sequence[int]]
 """Disjoint groups of equal size that name every replica once."""
@@ -131,22 +131,16 @@ def check_stats(stats: Stats, stats_batch: int | None) -> None:
             f"`stats` must be 'all', 'replica', a number of replicas or groups of "
             f"them, got {stats!r}. Use 'all' for statistics over the global batch."
         )
-    if isinstance(stats, int) and stats < 1:
-        raise ArgumentError(
-            f"`stats` must be at least 1 replica, got {stats}. Use 'replica' or 'all'."
-        )
+    if isinstance(stats, int):
+        check_count("stats", stats, "Use 'replica' or 'all'.")
     if stats_batch is not None and stats != "all":
         raise ArgumentError(
             f"`stats` must be 'all' where `stats_batch` is given, got {stats!r}. "
             f"Leave one of them out."
         )
     if stats_batch is not None:
-        check_whole("stats_batch", stats_batch)
-    if stats_batch is not None and stats_batch < 1:
-        raise ArgumentError(
-            f"`stats_batch` must be at least 1 example, got {stats_batch}. "
-            f"Use None for statistics over the global batch."
-        )
+        remedy = "Use None for statistics over the global batch."
+        check_count("stats_batch", stats_batch, remedy)
 
 
 # Networks have many norms of few shapes: each shape is traced once, and inlined.

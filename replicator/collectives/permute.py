@@ -8,12 +8,7 @@ from jax import lax
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.types import PyTree
-from replicator.collectives.context.axes import (
-    Axis,
-    num_replicas,
-    resolve_axis,
-    with_arrays,
-)
+from replicator.collectives.context import axes
 from replicator.errors import ArgumentError
 
 Pairs = Sequence[tuple[int, int]]
@@ -42,9 +37,9 @@ def permute(tree: PyTree, pairs: Pairs, *, axis_name: str = REPLICA_AXIS) -> PyT
     ... )
     Array([5, 3], dtype=int32)
     """
-    axis = resolve_axis(axis_name)
+    axis = axes.resolve_axis(axis_name)
     checked = _checked_pairs(pairs, axis)
-    tree = with_arrays(tree)
+    tree = axes.with_arrays(tree)
     if axis.name is None:
         return tree if checked else jax.tree.map(jnp.zeros_like, tree)
     return jax.tree.map(lambda leaf: lax.ppermute(leaf, axis.name, checked), tree)
@@ -66,11 +61,11 @@ def ring_pairs(shift: int = 1, *, axis_name: str = REPLICA_AXIS) -> Pairs:
     >>> jax.vmap(lambda x: permute(x, ring_pairs()), axis_name="replica")(jnp.arange(3))
     Array([2, 0, 1], dtype=int32)
     """
-    size = num_replicas(axis_name=axis_name)
+    size = axes.num_replicas(axis_name=axis_name)
     return [(replica, (replica + shift) % size) for replica in range(size)]
 
 
-def _checked_pairs(pairs: Pairs, axis: Axis) -> list[tuple[int, int]]:
+def _checked_pairs(pairs: Pairs, axis: axes.Axis) -> list[tuple[int, int]]:
     try:
         checked = [(int(source), int(destination)) for source, destination in pairs]
     except (TypeError, ValueError) as failure:

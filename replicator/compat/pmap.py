@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 
 from replicator.base.mesh import listed_devices
 from replicator.base.types import Device, PyTree
+from replicator.compat import layout
 from replicator.compat.axes import (
     check_positions,
     common_size,
@@ -33,14 +34,6 @@ from replicator.compat.axes import (
     require_function,
     with_axes,
     with_sentinels,
-)
-from replicator.compat.layout import (
-    WHOLE,
-    axis_mesh,
-    axis_spec,
-    local_rows,
-    put_rows,
-    several_processes,
 )
 from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
@@ -177,9 +170,9 @@ class _Mapped:
             return result
         with _LOCK:
             _in_flight().admit(done)
-        if not several_processes(mesh):
+        if not layout.several_processes(mesh):
             return result
-        return jax.tree.map(lambda leaf: local_rows(leaf, mesh), result)
+        return jax.tree.map(lambda leaf: layout.local_rows(leaf, mesh), result)
 
     @in_no_mesh
     def lower(self, *args: Any, **kwargs: Any) -> "_Stage":
@@ -198,7 +191,7 @@ class _Mapped:
 
         def one_replica(*rows: jax.Array) -> tuple[PyTree, jax.Array]:
             own = [
-                row if axis == WHOLE else jax.lax.squeeze(row, (axis,))
+                row if axis == layout.WHOLE else jax.lax.squeeze(row, (axis,))
                 for row, axis in zip(rows, axes, strict=True)
             ]
             dynamic, by_name = jax.tree.unflatten(tree, own)
@@ -208,10 +201,10 @@ class _Mapped:
         return jax.shard_map(
             one_replica,
             mesh=mesh,
-            in_specs=tuple(axis_spec(mesh, axis) for axis in axes),
+            in_specs=tuple(layout.axis_spec(mesh, axis) for axis in axes),
             out_specs=(
-                jax.tree.map(lambda axis: axis_spec(mesh, axis), self.out_axes),
-                axis_spec(mesh, 0),
+                jax.tree.map(lambda axis: layout.axis_spec(mesh, axis), self.out_axes),
+                layout.axis_spec(mesh, 0),
             ),
             # As under `pmap`: gradients are those of one replica, and third-party scans
             # with a constant first carry are allowed.
@@ -233,9 +226,9 @@ class _Mapped:
         size = self._size(dynamic, kwargs, leaves, axes)
         mesh = self._meshes.get(size)
         if mesh is None:
-            mesh = axis_mesh(self.axis_name, self._choose_devices(size))
+            mesh = layout.axis_mesh(self.axis_name, self._choose_devices(size))
             self._meshes[size] = mesh
-        placed = put_rows(leaves, axes, mesh)
+        placed = layout.put_rows(leaves, axes, mesh)
         own, by_name = jax.tree.unflatten(tree, placed)
         is_traced = any(isinstance(leaf, Tracer) for leaf in placed)
         run = self._run_traced if is_traced else self._run

@@ -20,7 +20,6 @@ class CoordinationClient(Protocol):
         self, key: str, value: str, allow_overwrite: bool = False
     ) -> None:
         """Store `value` under `key`, for all processes to read."""
-        ...
 
     def key_value_dir_get(self, key: str) -> Sequence[tuple[str, str]]:
         """Return all keys below `key`, which ends in a slash, and their values."""
@@ -28,11 +27,9 @@ class CoordinationClient(Protocol):
 
     def key_value_delete(self, key: str) -> None:
         """Delete a key."""
-        ...
 
     def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
         """Wait until every process waits here; raises in all of them if one fails."""
-        ...
 
 
 def coordination_client() -> CoordinationClient | None:

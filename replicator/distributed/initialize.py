@@ -30,7 +30,7 @@ from replicator.distributed.meeting.coordinator_tls import (
     has_certificate,
 )
 from replicator.distributed.meeting.run_secret import find_secret
-from replicator.errors import ArgumentError, TooLateError, check_count, check_number
+from replicator.errors import ArgumentError, TooLateError, check_count, check_positive
 
 BIND_VARIABLE = "REPLICATOR_COORDINATOR_BIND"
 
@@ -89,9 +89,7 @@ def initialize(
     """
     global _joined
     check_count("heartbeat_s", heartbeat_s)
-    check_number("timeout_s", timeout_s)
-    if not timeout_s > 0:
-        raise ArgumentError(f"`timeout_s` must be above 0, got {timeout_s}. Use 300.")
+    check_positive("timeout_s", timeout_s, "Use 300.")
     given = (coordinator, num_processes, process_id)
     if coordination_client() is not None:
         group = _joined or accept_jax_group()

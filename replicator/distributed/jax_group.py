@@ -10,14 +10,8 @@ import os
 import jax
 
 from replicator.base.host.fake_devices import size_cpu_pool
+from replicator.distributed import coordination
 from replicator.distributed.clusters import Cluster
-from replicator.distributed.coordination import (
-    backend_has_started,
-    coordination_client,
-    coordinator_address,
-    process_count,
-    process_index,
-)
 from replicator.distributed.launchers.detection import detect
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.report_progress import VARIABLE
@@ -30,7 +24,7 @@ def configure_cpu() -> None:
     Raises:
       TooLateError: JAX uses CPU devices already, with settings under which they hang.
     """
-    if not backend_has_started():
+    if not coordination.backend_has_started():
         size_cpu_pool()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -54,7 +48,7 @@ def require_joined() -> None:
       TooLateError: As in `accept_jax_group`.
     """
     count = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
-    if os.environ.get(VARIABLE) and count != "1" and process_count() == 1:
+    if os.environ.get(VARIABLE) and count != "1" and coordination.process_count() == 1:
         raise DistributedError(
             "The group must be joined by each process that `replicator launch` starts, "
             f"got one of {count} that is alone. Call "
@@ -70,18 +64,18 @@ def accept_jax_group() -> Cluster | None:
       TooLateError: JAX uses CPU devices already, with settings under which they hang;
         or its group is of one process, where the environment names more.
     """
-    if coordination_client() is None:
+    if coordination.coordination_client() is None:
         return None
-    if process_count() == 1:
+    if coordination.process_count() == 1:
         _refuse_others()
         return None
     configure_cpu()
     leave_at_once_after_an_exception()
     return Cluster(
         kind="jax",
-        coordinator=coordinator_address(),
-        num_processes=process_count(),
-        process_id=process_index(),
+        coordinator=coordination.coordinator_address(),
+        num_processes=coordination.process_count(),
+        process_id=coordination.process_index(),
     )
 
 

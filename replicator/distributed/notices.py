@@ -8,13 +8,8 @@ import itertools
 import json
 
 from replicator.base.types import PyTree
+from replicator.distributed import coordination
 from replicator.distributed.agreement import Json
-from replicator.distributed.coordination import (
-    ServiceError,
-    coordination_client,
-    process_count,
-    process_index,
-)
 from replicator.errors import DistributedError
 
 _ROOT = "replicator/notices/"
@@ -34,8 +29,8 @@ class Notices:
     def __init__(self) -> None:
         # No lock: the threads of a watchdog and of a `StopAgreement` share a board, and
         # publish under different names.
-        self.process = process_index()
-        self.count = process_count()
+        self.process = coordination.process_index()
+        self.count = coordination.process_count()
         # A run must not read the notices of the run before it.
         self._board = f"{_ROOT}{next(_opened)}/"
 
@@ -48,7 +43,7 @@ class Notices:
         key = f"{self._board}{name}/{self.process}"
         try:
             self._client().key_value_set(key, json.dumps(value), allow_overwrite=True)
-        except ServiceError as failure:
+        except coordination.ServiceError as failure:
             raise _lost(failure) from failure
 
     def peek(self, name: str) -> list[PyTree]:
@@ -59,7 +54,7 @@ class Notices:
         """
         try:
             pairs = self._client().key_value_dir_get(f"{self._board}{name}/")
-        except ServiceError as failure:
+        except coordination.ServiceError as failure:
             raise _lost(failure) from failure
         found: list[PyTree] = [None] * self.count
         for key, value in pairs:
@@ -67,7 +62,7 @@ class Notices:
         return found
 
     def _client(self):
-        if (client := coordination_client()) is None:
+        if (client := coordination.coordination_client()) is None:
             raise DistributedError(
                 "`jax.distributed` must be up while a run is, got none. Shut it down "
                 "after the run."
@@ -93,7 +88,7 @@ class OwnNotices(Notices):
 
 def open_notices() -> Notices:
     """Open a board for all processes of this run; a private one with one process."""
-    return OwnNotices() if coordination_client() is None else Notices()
+    return OwnNotices() if coordination.coordination_client() is None else Notices()
 
 
 def _lost(failure: Exception) -> DistributedError:

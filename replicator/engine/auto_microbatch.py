@@ -12,17 +12,10 @@ import jax
 import numpy as np
 
 from replicator.base.types import Dataset, PyTree, StepFn
+from replicator.engine import memory
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.layout import Layout
 from replicator.engine.make_step import compiled_step
-from replicator.engine.memory import (
-    MemoryNeed,
-    is_out_of_memory,
-    larger_divisors,
-    memory_limit_bytes,
-    memory_need,
-    readable,
-)
 from replicator.engine.sharded_step import CompileOptions
 from replicator.errors import ArgumentError, DeviceMemoryError, check_count, check_whole
 from replicator.inputs.adapters import check_read_anew
@@ -33,7 +26,7 @@ from replicator.inputs.options import InputOptions, refuse_shapes
 
 
 def find_accumulate(
-    compile_need: Callable[[int], MemoryNeed | None],
+    compile_need: Callable[[int], memory.MemoryNeed | None],
     run_once: Callable[[int], object],
     *,
     replica_batch: int,
@@ -62,15 +55,15 @@ def find_accumulate(
     ... )
     4
     """
-    need: MemoryNeed | None = None
-    for accumulate in (1, *larger_divisors(replica_batch, 1)):
+    need: memory.MemoryNeed | None = None
+    for accumulate in (1, *memory.larger_divisors(replica_batch, 1)):
         try:
             need = compile_need(accumulate)
             if need is None or limit_bytes is None or need.total_bytes <= limit_bytes:
                 run_once(accumulate)
                 return accumulate
         except Exception as failure:
-            if not is_out_of_memory(failure) and not isinstance(
+            if not memory.is_out_of_memory(failure) and not isinstance(
                 failure, DeviceMemoryError
             ):
                 raise
@@ -131,9 +124,9 @@ def fit_accumulate(
         chosen = dataclasses.replace(options, accumulate=accumulate)
         return compiled_step(step_fn, layout, chosen, counted=True)
 
-    def compile_need(accumulate: int) -> MemoryNeed | None:
+    def compile_need(accumulate: int) -> memory.MemoryNeed | None:
         lowered = lifted(accumulate).lower(shapes, batch)
-        return memory_need(lowered.compile())
+        return memory.memory_need(lowered.compile())
 
     def run_once(accumulate: int) -> None:
         jax.block_until_ready(lifted(accumulate)(make_state(), batch))
@@ -142,7 +135,7 @@ def fit_accumulate(
         compile_need,
         run_once,
         replica_batch=examples // parts,
-        limit_bytes=limit_bytes or memory_limit_bytes(layout.mesh.local_devices),
+        limit_bytes=limit_bytes or memory.memory_limit_bytes(layout.mesh.local_devices),
     )
 
 
@@ -172,10 +165,14 @@ def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _nothing_fits(
-    need: MemoryNeed | None, limit_bytes: int | None, replica_batch: int
+    need: memory.MemoryNeed | None, limit_bytes: int | None, replica_batch: int
 ) -> DeviceMemoryError:
     needed = "more than there is" if need is None else need.describe()
-    there = f" and there are {readable(limit_bytes)}" if limit_bytes is not None else ""
+    there = (
+        f" and there are {memory.readable(limit_bytes)}"
+        if limit_bytes is not None
+        else ""
+    )
     return DeviceMemoryError(
         "`auto_microbatch` must find microbatches that fit into each device's memory, "
         f"got none: with {replica_batch} of them the step needs {needed}{there}. "

@@ -21,6 +21,7 @@ from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
+from replicator.engine import memory
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
@@ -29,12 +30,6 @@ from replicator.engine.first_update.check import CheckedUpdate, FirstUpdates
 from replicator.engine.first_update.one_device import UpdateInputs
 from replicator.engine.inspection.inspection import Inspection, inspection_of
 from replicator.engine.layout import Layout
-from replicator.engine.memory import (
-    is_out_of_memory,
-    memory_limit_bytes,
-    memory_need,
-    out_of_memory,
-)
 from replicator.engine.program_cost import Compilation, program_cost
 from replicator.engine.program_key import program_key
 from replicator.engine.require_eager import in_no_mesh, require_eager, without_mesh
@@ -170,7 +165,7 @@ class CompiledStep:
             with without_mesh():
                 return self._call(state, batch, key)
         except jax.errors.JaxRuntimeError as failure:
-            if not is_out_of_memory(failure):
+            if not memory.is_out_of_memory(failure):
                 raise
             raise self.explained(failure) from failure
 
@@ -180,10 +175,10 @@ class CompiledStep:
         shape = jax.tree.leaves(self._newest["batch"])[0].shape
         examples = math.prod(shape[depth : depth + 1 + int(k > 1)])
         program = next(reversed(self._by_batch.values()), None)
-        return out_of_memory(
+        return memory.out_of_memory(
             failure,
-            need=program and memory_need(program.run),
-            limit_bytes=memory_limit_bytes(self._layout.mesh.local_devices),
+            need=program and memory.memory_need(program.run),
+            limit_bytes=memory.memory_limit_bytes(self._layout.mesh.local_devices),
             accumulate=k,
             replica_batch=examples // len(self._layout.batch_owners),
         )

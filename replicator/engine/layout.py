@@ -126,7 +126,6 @@ class Layout(BatchLayout, Protocol):
         Raises:
           ArgumentError: It was made for another one; names a variable or a rule.
         """
-        ...
 
     def spread(
         self, fn: Callable[..., Any], *, inputs: tuple[ValueKind, ...], outputs: PyTree
@@ -161,7 +160,6 @@ class Layout(BatchLayout, Protocol):
         Raises:
           ReplicatorError: It would; the message names the leaf.
         """
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Return the engine and its mesh in plain JSON, for records."""

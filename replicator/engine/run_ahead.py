@@ -11,7 +11,7 @@ from collections import deque
 import jax
 
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError
+from replicator.errors import check_count
 
 DEFAULT_RUN_AHEAD = 4
 MOST_ON_CPU = 16
@@ -37,11 +37,8 @@ class RunAhead:
     """
 
     def __init__(self, limit: int = DEFAULT_RUN_AHEAD):
-        if limit < 1:
-            raise ArgumentError(
-                f"`max_in_flight` must be at least 1, got {limit}. "
-                f"Use {DEFAULT_RUN_AHEAD}, or 1 to wait for every step."
-            )
+        remedy = f"Use {DEFAULT_RUN_AHEAD}, or 1 to wait for every step."
+        check_count("max_in_flight", limit, remedy)
         self._limit = limit
         self._in_flight: deque[list[jax.Array]] = deque()
 

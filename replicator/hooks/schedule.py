@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from replicator.errors import ArgumentError, check_number, check_whole
+from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.hooks.protocol import StepEvent
 
 
@@ -60,17 +60,9 @@ def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
             "Write `every(n_steps=100)`."
         )
     if n_steps is not None:
-        check_whole("n_steps", n_steps)
-    if n_steps is not None and n_steps < 1:
-        raise ArgumentError(
-            f"`n_steps` must be at least 1, got {n_steps}. Leave a hook out to stop it."
-        )
+        check_count("n_steps", n_steps, "Leave a hook out to stop it.")
     if seconds is not None:
-        check_number("seconds", seconds)
-    if seconds is not None and not seconds > 0:
-        raise ArgumentError(
-            f"`seconds` must be positive, got {seconds}. Use `n_steps=1` for each step."
-        )
+        check_positive("seconds", seconds, "Use `n_steps=1` for each step.")
     return Every(n_steps, seconds)
 
 

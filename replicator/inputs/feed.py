@@ -11,14 +11,8 @@ import numpy as np
 from replicator.base.host.clock import Clock
 from replicator.base.types import Dataset, PyTree
 from replicator.errors import ArgumentError, check_kind
+from replicator.inputs import context
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
-from replicator.inputs.context import (
-    BatchLayout,
-    InputContext,
-    name_of_parts,
-    parts_to_read,
-    pipeline_contexts,
-)
 from replicator.inputs.options import (
     DEFAULT_PREFETCH,
     InputOptions,
@@ -35,7 +29,7 @@ from replicator.inputs.synchronized_reads import read_sync_over
 
 def open_input(
     dataset: Dataset,
-    layout: BatchLayout,
+    layout: context.BatchLayout,
     *,
     options: InputOptions | None = None,
     start: Position | None = None,
@@ -80,7 +74,7 @@ def open_input(
     check_kind("options", options, InputOptions)
     check_kind("start", start, Position)
     options = options or InputOptions()
-    contexts = pipeline_contexts(
+    contexts = context.pipeline_contexts(
         options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )
     if contexts[0].num_pipelines > 1:
@@ -108,8 +102,8 @@ def _small_prefetch(first: Placed) -> int:
 
 def placed_batches(
     sources: Sequence[Source],
-    contexts: Sequence[InputContext],
-    layout: BatchLayout,
+    contexts: Sequence[context.InputContext],
+    layout: context.BatchLayout,
     options: InputOptions,
     *,
     start: Position | None = None,
@@ -130,8 +124,8 @@ def placed_batches(
     once = not all(source.repeats for source in sources)
     batches = host_batches(
         sources,
-        parts=parts_to_read(layout, whole=count == 1),
-        kind=name_of_parts(layout),
+        parts=context.parts_to_read(layout, whole=count == 1),
+        kind=context.name_of_parts(layout),
         options=options,
         start=start
         and start.of_pipelines([each.pipeline_index for each in contexts], count),

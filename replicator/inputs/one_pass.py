@@ -15,15 +15,8 @@ import numpy as np
 
 from replicator.base.types import Dataset, PyTree
 from replicator.errors import check_kind
+from replicator.inputs import checks
 from replicator.inputs.adapters import Source, is_input_fn, open_sources
-from replicator.inputs.checks import (
-    BatchForm,
-    canonical_dtype,
-    check_no_nan,
-    check_same_form,
-    form_of,
-    numeric_arrays,
-)
 from replicator.inputs.context import BatchLayout, pipeline_contexts
 from replicator.inputs.feed import placed_batches
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions, refuse_shapes
@@ -107,18 +100,18 @@ def recut(
       BatchError: A batch does not fit the first one.
       NonFiniteError: A batch holds NaN.
     """
-    form: BatchForm | None = None
+    form: checks.BatchForm | None = None
     pieces: list[PyTree] = []  # of the batch that is being filled
     count = 0
     for index, batch in enumerate(batches):
         where = f"batch {index}"
-        arrays = numeric_arrays(batch, where=where)
-        found = form_of(arrays, where=where)
+        arrays = checks.numeric_arrays(batch, where=where)
+        found = checks.form_of(arrays, where=where)
         form = form or found
         expected = dataclasses.replace(form, examples=found.examples)
-        check_same_form(expected, found, where=where)
+        checks.check_same_form(expected, found, where=where)
         if not allow_nan:
-            check_no_nan(arrays, where=where)
+            checks.check_no_nan(arrays, where=where)
         rows, start = jax.tree.map(np.asarray, arrays), 0
         while start < found.examples:
             taken = slice(start, min(start + size - count, found.examples))
@@ -164,4 +157,4 @@ def _joined(pieces: Sequence[PyTree], size: int) -> PyTree:
 
 def _concatenated(leaves: Sequence[np.ndarray]) -> np.ndarray:
     whole = np.concatenate(leaves)
-    return whole.astype(canonical_dtype(whole.dtype), copy=False)
+    return whole.astype(checks.canonical_dtype(whole.dtype), copy=False)

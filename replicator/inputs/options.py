@@ -9,7 +9,7 @@ from replicator.errors import (
     ArgumentError,
     check_counts,
     check_flags,
-    check_number,
+    check_positive,
     check_word,
 )
 from replicator.inputs.adapters import Adapter
@@ -81,12 +81,8 @@ class InputOptions:
                 f"{self.steps_per_call}. Leave one of them out."
             )
         check_flags(allow_nan=self.allow_nan)
-        check_number("timeout_s", self.timeout_s)
-        if not self.timeout_s > 0:
-            raise ArgumentError(
-                f"`timeout_s` must be positive, got {self.timeout_s}. "
-                "Use `float('inf')` to wait without a limit."
-            )
+        remedy = "Use `float('inf')` to wait without a limit."
+        check_positive("timeout_s", self.timeout_s, remedy)
         check_word("mode", self.mode, get_args(InputMode))
         check_word("remainder", self.remainder, get_args(Remainder))
         check_word("reread", self.reread, get_args(Reread))

@@ -20,12 +20,7 @@ from replicator.base.mesh import put, spans_processes
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
-from replicator.inputs.checks import (
-    NATIVE_REMEDY,
-    canonical_dtype,
-    check_divides,
-    holds_numbers,
-)
+from replicator.inputs import checks
 from replicator.inputs.context import BatchLayout, name_of_parts, parts_to_read
 from replicator.inputs.position import Position
 
@@ -120,7 +115,9 @@ def placed_shapes(
     shardings = layout.batch_shardings(batch, axis=axis)
 
     def shape(sharding: Sharding, leaf: Any) -> jax.ShapeDtypeStruct:
-        dtype = leaf.dtype if _is_key(leaf.dtype) else canonical_dtype(leaf.dtype)
+        dtype = (
+            leaf.dtype if _is_key(leaf.dtype) else checks.canonical_dtype(leaf.dtype)
+        )
         sizes = (*leaf.shape[:depth], *cut, *leaf.shape[depth + 1 :])
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
@@ -233,7 +230,7 @@ def _checked_rows(
     """Check that a global batch fits; return its number of examples."""
     _check_numbers(batch)
     rows = _batch_examples(batch, depth)
-    check_divides(
+    checks.check_divides(
         rows,
         parts=len(layout.batch_owners),
         kind=name_of_parts(layout),
@@ -258,9 +255,9 @@ def _check_numbers(batch: PyTree) -> None:
         if not getattr(dtype, "isnative", True):
             raise BatchError(
                 "`batch` must hold arrays in this machine's byte order, got "
-                f"{dtype.str} for `{path}`. {NATIVE_REMEDY}"
+                f"{dtype.str} for `{path}`. {checks.NATIVE_REMEDY}"
             )
-        if not holds_numbers(dtype) and not _is_key(dtype):
+        if not checks.holds_numbers(dtype) and not _is_key(dtype):
             raise BatchError(
                 f"`batch` must hold arrays of numbers, got {describe(leaf)} for "
                 f"`{path}`. Encode it as a numeric array, or leave it out."

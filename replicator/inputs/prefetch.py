@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 class Prefetcher(Generic[T]):
     """An iterator whose items are made ahead of time by a thread of its own.
 
+    Attributes:
+      stall_s: Seconds that the consumer has waited for items so far.
+
     Args:
       source: Generator that the thread iterates and closes; no longer the caller's.
       size: Items kept ready, or a function of the first item that returns the number.
@@ -61,7 +64,7 @@ class Prefetcher(Generic[T]):
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
         self._taken = 0
-        self._stall_s = 0.0
+        self.stall_s = 0.0
         # A daemon: code of a dataset that hangs must not keep the process alive. Ended
         # by `close`, or when this object is collected.
         self._thread = threading.Thread(
@@ -72,11 +75,6 @@ class Prefetcher(Generic[T]):
         )
         self._finalizer = weakref.finalize(self, _stop, self._channel, self._thread)
         self._thread.start()
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds that the consumer has waited for items so far."""
-        return self._stall_s
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -93,7 +91,7 @@ class Prefetcher(Generic[T]):
         try:
             self._wait_until_ready(started_s)
         finally:
-            self._stall_s += self._clock.now_s() - started_s
+            self.stall_s += self._clock.now_s() - started_s
         item = self._channel.take()
         self._taken += 1
         return item

@@ -12,17 +12,8 @@ from typing import Any, NamedTuple
 
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
+from replicator.inputs import checks
 from replicator.inputs.adapters import Source
-from replicator.inputs.checks import (
-    BatchForm,
-    check_divides,
-    check_no_nan,
-    check_same_form,
-    form_of,
-    numeric_arrays,
-    quick_form,
-    stated_form,
-)
 from replicator.inputs.checksums import checksum
 from replicator.inputs.options import InputOptions
 from replicator.inputs.position import Position, other_size, start_at, states_of
@@ -89,11 +80,16 @@ class _Part(NamedTuple):
     """A batch of one pipeline, and its form."""
 
     batch: PyTree
-    form: BatchForm
+    form: checks.BatchForm
 
 
 class _Reader:
-    """Reads rounds; keeps the form of the first, and their number."""
+    """Reads rounds; keeps the form of the first, and their number.
+
+    Attributes:
+      position: Position of the input after the read that was yielded last.
+      index: Number of batches read before, those of earlier runs included.
+    """
 
     def __init__(
         self,
@@ -106,9 +102,9 @@ class _Reader:
         in_step: ReadSync | None,
     ):
         self.position = start or Position()
-        self._read_before = self.position.batches  # with those ahead of the position
+        self.index = self.position.batches  # with those ahead of the position
         self._saved_batches = self.position.batches
-        self._form: BatchForm | None = None
+        self._form: checks.BatchForm | None = None
         self._quick_form: tuple | None = None  # of a full part, for a fast check
         self._sources = sources
         self._parts, self._kind = parts, kind
@@ -117,11 +113,6 @@ class _Reader:
         self._num_pipelines = (
             in_step.num_pipelines if in_step is not None else len(sources)
         )
-
-    @property
-    def index(self) -> int:
-        """Number of batches read before, those of earlier runs included."""
-        return self._read_before
 
     def epoch(self) -> Generator[SharedRead, None, None]:
         """Start all sources at the position in this epoch, and read them to their ends.
@@ -149,7 +140,7 @@ class _Reader:
             # Now: a producer may reuse its memory for the next batch.
             checksums = tuple(part and checksum(part.batch) for part in parts)
             self._end_short(parts, full, passes)
-            self._read_before += 1
+            self.index += 1
             assert self._form is not None
             yield Read(
                 parts=[part and part.batch for part in parts],
@@ -180,12 +171,12 @@ class _Reader:
                 passes[pipeline] = iter(())
                 parts.append(None)
                 continue
-            if self._form is not None and quick_form(batch) == self._quick_form:
+            if self._form is not None and checks.quick_form(batch) == self._quick_form:
                 parts.append(_Part(batch, self._form))
                 continue
             where = self._where(pipeline)
-            batch = numeric_arrays(batch, where=where)
-            parts.append(_Part(batch, form_of(batch, where=where)))
+            batch = checks.numeric_arrays(batch, where=where)
+            parts.append(_Part(batch, checks.form_of(batch, where=where)))
         return parts
 
     def _check(self, parts: Sequence[_Part | None]) -> int:
@@ -198,7 +189,7 @@ class _Reader:
                 raise self._other_size(form.examples)
             self._form = dataclasses.replace(form, examples=before or form.examples)
             self._remember_quickly(present)
-            check_divides(
+            checks.check_divides(
                 self._form.examples * len(parts),
                 parts=self._parts,
                 kind=self._kind,
@@ -210,18 +201,18 @@ class _Reader:
                 continue
             first, where = self._form, self._where(pipeline)
             if shapes := self._options.shapes:
-                first = stated_form(first, part.form, shapes, where=where)
+                first = checks.stated_form(first, part.form, shapes, where=where)
             if part.form is not first:
-                check_same_form(first, part.form, where=where)
+                checks.check_same_form(first, part.form, where=where)
             if not self._options.allow_nan:
-                check_no_nan(part.batch, where=where)
+                checks.check_no_nan(part.batch, where=where)
         return self._form.examples
 
     def _remember_quickly(self, parts: Sequence[_Part]) -> None:
         assert self._form is not None
         for part in parts:
             if part.form.examples == self._form.examples:
-                self._quick_form = quick_form(part.batch)
+                self._quick_form = checks.quick_form(part.batch)
 
     def _end_short(
         self,
@@ -234,7 +225,7 @@ class _Reader:
             if part is None or part.form.examples == full:
                 continue
             if next(passes[pipeline], _END) is not _END:
-                if self._read_before == self._saved_batches > 0:
+                if self.index == self._saved_batches > 0:
                     raise self._other_size(part.form.examples)
                 raise BatchError(
                     f"`dataset` must yield {full} examples in every batch but the last "

@@ -97,20 +97,12 @@ if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
-    from replicator.launchpad_bridge.trajectories.trajectory_queue import (
-        TrajectoryQueue,
-    )
-    from replicator.launchpad_bridge.trajectories.trajectory_turns import (
-        TrajectoryTurns,
-    )
 
 # A program without a learner does not wait for JAX and the replicator.
 _LOADED_WHEN_USED = {
     "Actor": "acting.actor",
     "InferenceServer": "acting.inference",
     "ReplicatedLearnerNode": "learner.node",
-    "TrajectoryQueue": "trajectories.trajectory_queue",
-    "TrajectoryTurns": "trajectories.trajectory_turns",
 }
 
 

@@ -9,7 +9,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
 
 from replicator.base.types import PyTree
 from replicator.distributed.processes import states
@@ -23,13 +22,12 @@ from replicator.launchpad_bridge.protocols import (
     Plan,
     Workers,
 )
-from replicator.launchpad_bridge.running.ends import ended, fallen
+from replicator.launchpad_bridge.running.exit_mapping import ended, first_failure
 
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 _LAUNCHER = "the launcher"
 
 
-@final
 class RunDriver(Driver):
     """Runs a plan with a launcher.
 
@@ -45,7 +43,7 @@ class RunDriver(Driver):
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: states.Patience,
+        timeouts: states.Timeouts,
         on_event: Callable[[], None],
     ) -> None:
         """Make ready; nothing starts before `open`.
@@ -53,10 +51,10 @@ class RunDriver(Driver):
         Args:
           plan: What to run.
           launcher: Where.
-          patience: How long to wait for what.
+          timeouts: How long to wait for what.
           on_event: Called after each event, in the driver's thread.
         """
-        super().__init__(_units(plan.executables), patience)
+        super().__init__(_units(plan.executables), timeouts)
         self.results: dict[str, PyTree] = {}
         self.finish: states.Finish | None = None
         self._plan = plan
@@ -106,7 +104,7 @@ class RunDriver(Driver):
         try:
             finish = self.run()
             if finish.failure is None and self.state is not None:
-                finish = dataclasses.replace(finish, failure=fallen(self.state))
+                finish = dataclasses.replace(finish, failure=first_failure(self.state))
         except BaseException as error:  # a launcher that breaks its promises
             _LOG.exception("%s: the run broke down", self._plan.program)
             finish = states.Finish(failure=_broken(error))
@@ -123,7 +121,7 @@ class RunDriver(Driver):
             is_member=executable is not None and executable.is_member,
             is_stopping=state.phase != "running",
             is_needed=not self.goals_have_ended,
-            stop_grace_s=self.patience.stop_grace_s,
+            stop_grace_s=self.timeouts.stop_grace_s,
         )
 
     def _has_ended(self, name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.base.host.paths import checked_path
 from replicator.base.host.standard_streams import lossy
 from replicator.base.types import PyTree
-from replicator.distributed.processes.states import Patience
+from replicator.distributed.processes.states import Timeouts
 from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address
 from replicator.launchpad_bridge.launch_types import (
@@ -109,7 +109,7 @@ def launch(
         resources={**known, **(resources or {})},
         launch_type=kind or launcher.name,
         log_dir=log_dir,
-        patience=Patience(stop_grace_s=stop_grace_s, kills=2),
+        timeouts=Timeouts(stop_grace_s=stop_grace_s, kills=2),
         test_frame=_test_frame() if kind is not None and is_test(kind) else None,
         has_dashboard=dashboard,
     )
@@ -143,7 +143,7 @@ def _started(
     resources: Mapping[str, Any],
     launch_type: LaunchType | str,
     log_dir: str | Path | None,
-    patience: Patience,
+    timeouts: Timeouts,
     test_frame: FrameType | None,
     has_dashboard: bool,
 ) -> Run:
@@ -174,7 +174,7 @@ def _started(
     run = Run(
         plan,
         launcher,
-        patience=patience,
+        timeouts=timeouts,
         close=close,
         test_frame=test_frame,
     )

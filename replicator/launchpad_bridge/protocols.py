@@ -64,7 +64,6 @@ class NodeContext(Protocol):
 
     def stop_program(self) -> None:
         """Ask for the whole run to stop; returns at once, may be called anywhere."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +141,10 @@ class Exited:
     code: int | None = None
 
 
+Report = Callable[[Exited | StopAsked], None]
+"""Function that takes what happens; called from any thread, it never raises."""
+
+
 class Launcher(Protocol):
     """Starts workers on its platform. Public: users write their own."""
 
@@ -150,14 +153,12 @@ class Launcher(Protocol):
         """Return the name for `lp.launch(program, launch_type=name)`."""
         ...
 
-    def open(
-        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
-    ) -> "Workers":
+    def open(self, plan: Plan, report: Report) -> "Workers":
         """Make ready to start workers of `plan`.
 
         Args:
           plan: Workers that will run.
-          report: Takes events; may be called from any thread, never raises.
+          report: Takes what happens.
         """
         ...
 
@@ -175,4 +176,3 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Kill all workers that still run, and delete all files that were made."""
-        ...

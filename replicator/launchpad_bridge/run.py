@@ -12,21 +12,15 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Self, final
+from typing import Any, Self
 
 from replicator.base.types import PyTree
-from replicator.distributed.processes.states import (
-    Ended,
-    Finish,
-    Patience,
-    StopAsked,
-    WorkerState,
-)
+from replicator.distributed.processes import states
 from replicator.errors import LaunchError, NodeFailedError, RunTimeoutError
 from replicator.launchpad_bridge.driver import RunDriver
 from replicator.launchpad_bridge.protocols import Launcher, Plan
 from replicator.launchpad_bridge.running import exit_status, interrupts, node_context
-from replicator.launchpad_bridge.running.ends import is_symptom
+from replicator.launchpad_bridge.running.exit_mapping import is_symptom
 from replicator.launchpad_bridge.running.node_run import edge_of
 from replicator.launchpad_bridge.running.results import Results
 from replicator.launchpad_bridge.running.stopping import call_process_handlers
@@ -36,7 +30,6 @@ _TEST_PATIENCE_S = 1.0
 """A test that waits for its run within this time gets the failure there."""
 
 
-@final
 class Run:
     """A program that runs. As a context manager it is stopped at the end of the block.
 
@@ -52,7 +45,7 @@ class Run:
         plan: Plan,
         launcher: Launcher,
         *,
-        patience: Patience,
+        timeouts: states.Timeouts,
         close: Callable[[bool], None],
         test_frame: FrameType | None = None,
     ) -> None:
@@ -61,7 +54,7 @@ class Run:
         Args:
           plan: Workers to run.
           launcher: Launcher that starts them.
-          patience: Timeouts of the supervisor.
+          timeouts: Timeouts of the supervisor.
           close: Called once the run is over, in the driver's thread, with True if all
             ended well.
           test_frame: Frame of the test in the main thread in which a failure is raised.
@@ -79,7 +72,7 @@ class Run:
         self._stopping = threading.Event()
         self._signum: int | None = None
         self._journal = RunJournal(plan.folder)
-        self._driver = RunDriver(plan, launcher, patience=patience, on_event=self._note)
+        self._driver = RunDriver(plan, launcher, timeouts=timeouts, on_event=self._note)
 
     def start(self) -> Self:
         """Open the launcher, start the workers.
@@ -142,7 +135,7 @@ class Run:
         return [results.get(name) for name in self._wanted([label])]
 
     @property
-    def workers(self) -> dict[str, WorkerState]:
+    def workers(self) -> dict[str, states.WorkerState]:
         """Return the state of each worker: its phase, its attempt, its last end."""
         state = self._driver.state
         return {} if state is None else {n: state.worker(n) for n in state.unit_of}
@@ -166,7 +159,7 @@ class Run:
 
     def stop(self) -> None:
         """Ask all nodes to stop; returns at once, and may be called again, anywhere."""
-        self._driver.report(StopAsked(by="the launcher"))
+        self._driver.report(states.StopAsked(by="the launcher"))
 
     def wait(
         self,
@@ -239,7 +232,7 @@ class Run:
     def interrupt(self, signum: int) -> None:
         """Note a signal and ask the run to stop; called in a signal handler."""
         self._signum = self._signum or signum
-        self._driver.report(StopAsked(by="signal"))
+        self._driver.report(states.StopAsked(by="signal"))
 
     def wait_end(self) -> None:
         """Wait until it is over, whatever its outcome."""
@@ -292,7 +285,7 @@ class Run:
         with self._changed:
             self._changed.notify_all()
 
-    def _end(self, finish: Finish) -> None:
+    def _end(self, finish: states.Finish) -> None:
         if finish.failure is not None:
             exit_status.note_failure(self.run_id, self._failure(finish.failure))
         # After the note: an exit that finds this run gone must find its failure.
@@ -321,7 +314,7 @@ class Run:
             frame = frame.f_back
         return None
 
-    def _failure(self, ended: Ended) -> NodeFailedError:
+    def _failure(self, ended: states.Ended) -> NodeFailedError:
         """Return a new error, raised from the node's own."""
         error: BaseException | None = ended.exited.error
         is_described = isinstance(error, NodeFailedError)

@@ -26,15 +26,12 @@ class Display(Protocol):
 
     def show(self, numbers: ProgressNumbers, scalars: Mapping[str, float]) -> None:
         """Show the newest numbers."""
-        ...
 
     def note(self, text: str) -> None:
         """Show a text once, on a line of its own that stays."""
-        ...
 
     def close(self) -> None:
         """Restore the stream."""
-        ...
 
 
 def make_display(stream: TextIO | None = None) -> Display:

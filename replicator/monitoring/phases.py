@@ -50,17 +50,12 @@ class Phases:
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         # No lock: one tuple, replaced whole, so other threads never see half a change.
         # Its last number is the time in the phase before it was entered this time.
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         self._current: tuple[Phase, float, int, float] = ("start", now_s, 0, 0.0)
-
-    @property
-    def clock(self) -> Clock:
-        """Clock for all times."""
-        return self._clock
 
     @property
     def current(self) -> Current:
@@ -79,7 +74,7 @@ class Phases:
           hidden: Whether devices had steps to do all through the phase that ends.
         """
         before, since_s, at_step, lasted_s = self._current
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         if hidden and before != "step":
             self._seconds[before] = lasted_s
             self._seconds["step"] += now_s - since_s
@@ -102,5 +97,5 @@ class Phases:
         """Return the seconds in each phase so far; safe to call from any thread."""
         phase, since_s, _, lasted_s = self._current
         seconds = dict(self._seconds)
-        seconds[phase] = lasted_s + self._clock.now_s() - since_s
+        seconds[phase] = lasted_s + self.clock.now_s() - since_s
         return seconds

@@ -16,7 +16,6 @@ most as long. Its cost for others is bounded:
 import os
 import time
 from collections.abc import Callable
-from typing import final
 
 SHORT_S = 200e-6
 _AWAY_S = 1e-3
@@ -26,7 +25,6 @@ _LONGEST_PAUSE = 4096  # in waits, like the others
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
-@final
 class AdaptiveSpin:
     """Wait that looks first if the last one was short; one thread at a time waits.
 

@@ -6,7 +6,6 @@ Times are those of the last 1,024 calls.
 import collections
 import dataclasses
 import threading
-from typing import final
 
 _KEPT_TIMES = 1_024
 
@@ -74,7 +73,6 @@ class ServerStatistics:
     callers: dict[str, CallerStatistics] = dataclasses.field(default_factory=dict)
 
 
-@final
 class CallRecords:
     """The sums of one method, or of one caller; `add` from any thread."""
 

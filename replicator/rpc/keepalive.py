@@ -10,7 +10,7 @@ No thread and no connection: `link` sends and receives.
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ class Pong(NamedTuple):
     unknown: list[int]
 
 
-@final
 class Keepalive:
     """Pings of one link, and how long its server has been silent."""
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from replicator.errors import (
     ArgumentError,
-    check_count,
+    check_counts,
     check_text,
     check_whole,
     check_word,
@@ -118,10 +118,8 @@ class Strategy:
         check_text("name", self.name)
         check_word("kind", self.kind, ("replicates", "partitions"))
         check_whole("whole_below_bytes", self.whole_below_bytes)
+        check_counts(self, *AXES)
         sizes = tuple(getattr(self, axis) for axis in AXES)
-        for axis, size in zip(AXES, sizes, strict=True):
-            if size is not None:
-                check_count(axis, size)
         if sizes.count(None) > 1:
             raise ArgumentError(
                 "`strategy` must leave the size of one mesh axis open at most, got "

@@ -7,7 +7,13 @@ Evaluations have the same numbers in every process, so that all decide the same.
 import dataclasses
 from typing import Literal, TypeAlias
 
-from replicator.errors import ArgumentError, check_number, check_text, check_whole
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_number,
+    check_text,
+    check_word,
+)
 
 Verdict: TypeAlias = Literal["best", "go_on", "stop"]
 """Meaning of an evaluation for the run."""
@@ -70,18 +76,9 @@ class Follow:
     def __post_init__(self) -> None:
         check_text("metric", self.metric)
         check_number("min_change", self.min_change)
+        check_word("goal", self.goal, ("min", "max"))
         if self.patience is not None:
-            check_whole("patience", self.patience)
-        if self.goal not in ("min", "max"):
-            raise ArgumentError(
-                f"`goal` must be 'min' or 'max', got {self.goal!r}. Use 'min' for a "
-                "loss."
-            )
-        if self.patience is not None and self.patience < 1:
-            raise ArgumentError(
-                f"`patience` must be at least 1, got {self.patience}. Leave it out to "
-                "never stop early."
-            )
+            check_count("patience", self.patience, "Leave it out to never stop early.")
         if not self.min_change >= 0:
             raise ArgumentError(
                 f"`min_change` must not be negative, got {self.min_change}. Use 0."

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.paths import checked_path
+from replicator.base.optional_package import optional_package
 
 _files_of_this_process = itertools.count()
 
@@ -31,14 +32,9 @@ class TensorBoard:
         self, directory: str | os.PathLike[str], *, clock: Clock | None = None
     ):
         directory = checked_path("directory", directory)
-        try:
+        with optional_package("TensorBoard", "tensorboardX", extra="tensorboard"):
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2
-        except ImportError as missing:
-            raise ImportError(
-                "`TensorBoard` must have tensorboardX, got none installed. "
-                "Run `pip install 'jax-replicator[tensorboard]'`."
-            ) from missing
         # protobuf makes these classes at run time, where pyright does not see them.
         self._new_event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         self._new_summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]

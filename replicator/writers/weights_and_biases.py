@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicator.base.host.paths import checked_path
+from replicator.base.optional_package import optional_package
 
 _STEP = "step"
 
@@ -30,13 +31,8 @@ class WandB:
         self, directory: str | os.PathLike[str] | None = None, **settings: Any
     ):
         place = checked_path("directory", directory)
-        try:
+        with optional_package("WandB", "wandb", extra="wandb"):
             import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as missing:
-            raise ImportError(
-                "`WandB` must have wandb, got none installed. "
-                "Run `pip install 'jax-replicator[wandb]'`."
-            ) from missing
         self._run: Any = wandb.init(dir=place and str(place), **settings)
         self._run.define_metric(_STEP, hidden=True)
         self._run.define_metric("*", step_metric=_STEP)

@@ -28,15 +28,12 @@ class Writer(Protocol):
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add the numbers of one step."""
-        ...
 
     def flush(self) -> None:
         """Return when all that was written can be read."""
-        ...
 
     def close(self) -> None:
         """Flush, close files and end threads."""
-        ...
 
 
 def check_names(metrics: PyTree) -> None:

@@ -74,7 +74,7 @@ def test_a_step_that_is_saved_again_takes_its_own_place():
         ({"keep_last": 0}, "`keep_last` must be at least 1, got 0"),
         ({"keep_best": -1}, "`keep_best` must be at least 0, got -1"),
         ({"keep_best": 1}, "`metric` must be given with `keep_best`"),
-        ({"goal": "low"}, "`goal` must be 'min' or 'max', got 'low'"),
+        ({"goal": "low"}, "`goal` must be one of 'min', 'max', got 'low'"),
         ({"keep_every": 0}, "`keep_every` must be at least 1, got 0"),
     ],
 )

@@ -130,7 +130,8 @@ def test_a_python_number_is_reduced_too():
         (
             1.0,
             {"reduction": "exact"},
-            "`reduction` must be 'fast' or 'ordered', got 'exact'. Use one of these.",
+            "`reduction` must be one of 'fast', 'ordered', got 'exact'. "
+            "Use one of these.",
         ),
         (
             1.0,

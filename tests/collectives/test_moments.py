@@ -279,7 +279,7 @@ def test_windows_that_do_not_fit_are_refused(replicas, choice, message):
         (
             0,
             None,
-            "`stats` must be at least 1 replica, got 0. Use 'replica' or 'all'.",
+            "`stats` must be at least 1, got 0. Use 'replica' or 'all'.",
         ),
         (
             2,
@@ -290,7 +290,7 @@ def test_windows_that_do_not_fit_are_refused(replicas, choice, message):
         (
             "all",
             0,
-            "`stats_batch` must be at least 1 example, got 0. "
+            "`stats_batch` must be at least 1, got 0. "
             "Use None for statistics over the global batch.",
         ),
     ],

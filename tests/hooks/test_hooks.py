@@ -114,7 +114,7 @@ def test_steps_and_seconds_are_due_whichever_comes_first():
         ),
         (
             {"seconds": 0.0},
-            "`seconds` must be positive, got 0.0. Use `n_steps=1` for each step.",
+            "`seconds` must be above 0, got 0.0. Use `n_steps=1` for each step.",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from replicator.inputs import InputOptions
         ({"prefetch": 0}, "`prefetch` must be at least 1, got 0. Use 1."),
         (
             {"timeout_s": 0.0},
-            "`timeout_s` must be positive, got 0.0. "
+            "`timeout_s` must be above 0, got 0.0. "
             "Use `float('inf')` to wait without a limit.",
         ),
         (

@@ -3,7 +3,7 @@
 import dataclasses
 
 import replicator.launchpad_bridge as lp
-from replicator.distributed.processes.states import Patience
+from replicator.distributed.processes.states import Timeouts
 from replicator.launchpad_bridge.driver import RunDriver
 from replicator.launchpad_bridge.protocols import Executable, Exited, Plan
 
@@ -47,7 +47,7 @@ class ToldWorker:
         self.launcher.report(end)
 
 
-def drive(ends, tmp_path, **patience):
+def drive(ends, tmp_path, **timeouts):
     """Run a group of two that may start again once; return its driver at the end."""
     executables = [
         Executable(
@@ -68,7 +68,7 @@ def drive(ends, tmp_path, **patience):
         executables=executables,
     )
     driver = RunDriver(
-        plan, Told(ends), patience=Patience(**patience), on_event=lambda: None
+        plan, Told(ends), timeouts=Timeouts(**timeouts), on_event=lambda: None
     )
     assert driver.open() is None
     driver.join()

@@ -52,7 +52,7 @@ def test_nan_is_never_the_best(goal):
 
 
 REFUSED = {
-    "goal": "`goal` must be 'min' or 'max', got 'low'. Use 'min' for a loss.",
+    "goal": "`goal` must be one of 'min', 'max', got 'low'. Use one of these.",
     "patience": "`patience` must be at least 1, got 0. Leave it out to never stop "
     "early.",
     "min_change": "`min_change` must not be negative, got -1. Use 0.",

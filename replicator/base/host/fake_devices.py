@@ -11,7 +11,7 @@ import re
 
 import jax
 
-from replicator.errors import ArgumentError, TooLateError, check_whole
+from replicator.errors import ArgumentError, TooLateError, check_count
 
 ENVIRONMENT_VARIABLE = "REPLICATOR_FAKE_DEVICES"
 _SMALLEST_POOL = 16
@@ -33,11 +33,7 @@ def fake_devices(count: int) -> None:
 
     >>> replicator.fake_devices(8)
     """
-    check_whole("count", count)
-    if count < 1:
-        raise ArgumentError(
-            f"`count` must be at least 1, got {count}. Use 8 to try data parallelism."
-        )
+    check_count("count", count, "Use 8 to try data parallelism.")
     size_cpu_pool(count)
     try:
         jax.config.update("jax_num_cpu_devices", count)

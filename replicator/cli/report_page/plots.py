@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from replicator.base.optional_package import optional_package
 from replicator.cli.report_page import formats
 from replicator.cli.report_page.curves import (
     ABOUT_THE_RUN,
@@ -35,13 +36,8 @@ def plotly_script() -> Markup:
     Raises:
       ImportError: plotly is not installed.
     """
-    try:
+    with optional_package("report", "plotly", extra="report"):
         script = resources.files("plotly") / "package_data" / "plotly.min.js"
-    except ModuleNotFoundError as missing:
-        raise ImportError(
-            "`report` must have plotly, got none installed. Run "
-            "`pip install 'jax-replicator[report]'`."
-        ) from missing
     packed = base64.b64encode(gzip.compress(script.read_bytes(), mtime=0))
     return element("script", raw(packed.decode()), type="text/plain", id="plotly")
 

@@ -14,14 +14,7 @@ from jaxtyping import Array, Int32, Shaped
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Key, PyTree
-from replicator.collectives.context.axes import (
-    num_replicas,
-    position,
-    refuse_if_partitioned,
-    refuse_in_init,
-    replica_id,
-    resolve_axis,
-)
+from replicator.collectives.context import axes
 from replicator.collectives.context.microbatch import microbatch
 from replicator.errors import ArgumentError, check_whole
 
@@ -50,12 +43,12 @@ def replica_key(key: Key, *, axis_name: str = REPLICA_AXIS) -> Key:
     False
     """
     check_key(key)
-    refuse_in_init("`replica_key`")
-    refuse_if_partitioned(
+    axes.refuse_in_init("`replica_key`")
+    axes.refuse_if_partitioned(
         "`replica_key`", "Use `example_keys`, or `strategies.data_parallel()`."
     )
     own = jax.random.fold_in(key, microbatch().index)
-    return jax.random.fold_in(own, replica_id(axis_name=axis_name))
+    return jax.random.fold_in(own, axes.replica_id(axis_name=axis_name))
 
 
 def check_key(key: Key | None) -> None:
@@ -142,6 +135,6 @@ def example_places(n: int, *, axis_name: str = REPLICA_AXIS) -> Int32[Array, "n"
            [3, 4, 5]], dtype=int32)
     """
     check_whole("n", n)
-    replicas = num_replicas(axis_name=axis_name)
-    block = microbatch().index * replicas + position(resolve_axis(axis_name))
+    replicas = axes.num_replicas(axis_name=axis_name)
+    block = microbatch().index * replicas + axes.position(axes.resolve_axis(axis_name))
     return block * n + jnp.arange(n, dtype=jnp.int32)

@@ -3,18 +3,18 @@
 import dataclasses
 import json
 
-from replicator.base.accepts import Rule, seconds, text, whole
+from replicator.base.accepts import ArgumentRule, seconds, text, whole
 
 MAX_SKEW_S = 3600.0
 """How far clocks of two hosts may differ: certificates have dates."""
 
-_FIELDS: dict[str, Rule] = {
+_FIELDS: dict[str, ArgumentRule] = {
     "process_id": whole(),
     "num_processes": whole(1),
     "host": text(255),
     "patience_s": seconds(),
     "clock_s": seconds(),
-    "has_tls": Rule("true or false", lambda value: isinstance(value, bool)),
+    "has_tls": ArgumentRule("true or false", lambda value: isinstance(value, bool)),
 }
 
 

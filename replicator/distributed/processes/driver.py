@@ -17,20 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from replicator.distributed.processes.states import (
-    Action,
-    Ended,
-    Finish,
-    Kill,
-    Log,
-    Patience,
-    Start,
-    State,
-    StopAsked,
-    StopWorkers,
-    TimeUp,
-    Unit,
-)
+from replicator.distributed.processes import states
 from replicator.distributed.processes.supervisor import begin, decide, next_deadline_s
 
 _LOG = logging.getLogger(__name__)
@@ -41,11 +28,9 @@ class Worker(Protocol):
 
     def stop(self) -> None:
         """Ask it to stop (sets its `stop_event`); returns at once."""
-        ...
 
     def kill(self) -> None:
         """End it and all that it started, if it still runs; returns at once."""
-        ...
 
 
 class Driver(abc.ABC):
@@ -53,17 +38,17 @@ class Driver(abc.ABC):
 
     Args:
       units: Units to run.
-      patience: How long to wait for what.
+      timeouts: How long to wait for what.
 
     Attributes:
       state: State of the supervisor; replaced, never changed. None before `run`.
     """
 
-    def __init__(self, units: Sequence[Unit], patience: Patience) -> None:
+    def __init__(self, units: Sequence[states.Unit], timeouts: states.Timeouts) -> None:
         # Written by the thread of `run` alone. Other threads read this state or the one
         # before, whole, as states are frozen: no lock.
-        self.state: State | None = None
-        self.patience = patience
+        self.state: states.State | None = None
+        self.timeouts = timeouts
         self._units = units
         # The last start of each worker, ended or not; of the thread of `run` alone.
         self._running: dict[str, Worker | None] = {}
@@ -78,7 +63,7 @@ class Driver(abc.ABC):
         """Start a worker; return None if it did not, and report that as its end."""
 
     @abc.abstractmethod
-    def to_ended(self, end: Any, state: State) -> Ended:
+    def to_ended(self, end: Any, state: states.State) -> states.Ended:
         """Return the supervisor's event for a reported end, in a state."""
 
     @abc.abstractmethod
@@ -95,9 +80,9 @@ class Driver(abc.ABC):
         """
         self._events.put(event)
 
-    def run(self) -> Finish:
+    def run(self) -> states.Finish:
         """Start all units, and return once the run is over."""
-        state, actions = begin(self._units, time.monotonic(), patience=self.patience)
+        state, actions = begin(self._units, time.monotonic(), timeouts=self.timeouts)
         while True:
             # Before the actions: what these start may look at it at once.
             self.state = state
@@ -106,7 +91,7 @@ class Driver(abc.ABC):
                 return finish
             self.note()
             event = self._next_event(next_deadline_s(state))
-            if not isinstance(event, StopAsked | TimeUp):
+            if not isinstance(event, states.StopAsked | states.TimeUp):
                 event = self.to_ended(event, state)
             state, actions = decide(state, event, time.monotonic())
 
@@ -119,7 +104,7 @@ class Driver(abc.ABC):
                 limit_s = None if left_s is None else min(left_s, threading.TIMEOUT_MAX)
                 self._taken.append(self._events.get(timeout=limit_s))
         except queue.Empty:
-            return TimeUp()
+            return states.TimeUp()
         # Only this thread takes from the queue: what is seen here is still there.
         while not self._events.empty():
             self._taken.append(self._events.get())
@@ -131,23 +116,26 @@ class Driver(abc.ABC):
         return event
 
     def _is_signal(self, event: Any) -> bool:
-        return isinstance(event, StopAsked) and event.by in self.patience.kills_at
+        return (
+            isinstance(event, states.StopAsked)
+            and event.by in self.timeouts.stop_requests_to_kill
+        )
 
-    def _perform(self, actions: Sequence[Action]) -> Finish | None:
+    def _perform(self, actions: Sequence[states.Action]) -> states.Finish | None:
         # Before the actions, which may take a while.
-        messages = [each.message for each in actions if isinstance(each, Log)]
+        messages = [each.message for each in actions if isinstance(each, states.Log)]
         if messages:
             self.log(messages)
         for action in actions:
             match action:
-                case Start():
+                case states.Start():
                     for name in action.names:
                         self._running[name] = self.start_worker(name, action.attempt)
-                case StopWorkers():
+                case states.StopWorkers():
                     self._try("stop", action.names)
-                case Kill():
+                case states.Kill():
                     self._try("kill", action.names)
-                case Finish():
+                case states.Finish():
                     return action
         return None
 

@@ -124,7 +124,7 @@ class _Group(Driver):
         environ: Mapping[str, str],
         folder: Path,
     ) -> None:
-        super().__init__([policy.unit], policy.patience)
+        super().__init__([policy.unit], policy.timeouts)
         self._command = command
         self._policy = policy
         self._environ = environ

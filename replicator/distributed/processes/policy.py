@@ -6,17 +6,9 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from replicator.distributed.processes import states
 from replicator.distributed.processes.exits import describe_code, meaning
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
-from replicator.distributed.processes.states import (
-    Ended,
-    Finish,
-    Patience,
-    Restart,
-    State,
-    StopAsked,
-    Unit,
-)
 from replicator.distributed.processes.symptoms import comes_again, is_symptom
 from replicator.exit_codes import PREEMPTED
 
@@ -46,12 +38,12 @@ class LaunchPolicy:
     longest_backoff_s: float = 60.0
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> states.Unit:
         """Unit of the supervisor that the group is."""
-        return Unit(
+        return states.Unit(
             workers=tuple(map(process_name, range(self.processes))),
             # Progress is a step that is safe, however long a process ran.
-            restart=Restart(
+            restart=states.Restart(
                 attempts=self.max_restarts, progress_s=math.inf, backoff_s=1.0
             ),
             restarts_at_once=1,
@@ -59,15 +51,15 @@ class LaunchPolicy:
         )
 
     @property
-    def patience(self) -> Patience:
+    def timeouts(self) -> states.Timeouts:
         """Time limits, as the supervisor takes them."""
-        return Patience(
+        return states.Timeouts(
             stop_grace_s=self.stop_grace_s,
             kill_grace_s=self.kill_grace_s,
             longest_backoff_s=self.longest_backoff_s,
             kills=2,
             # A user who waits for a save presses Ctrl-C once more.
-            kills_at={"SIGINT": 3, "SIGTERM": 2},
+            stop_requests_to_kill={"SIGINT": 3, "SIGTERM": 2},
         )
 
 
@@ -98,11 +90,11 @@ def process_name(rank: int) -> str:
 
 def ended(
     end: ProcessEnd,
-    state: State,
+    state: states.State,
     *,
     hung_grace_s: float = 0.0,
     safe_step: int | None = None,
-) -> Ended:
+) -> states.Ended:
     """Return the supervisor's event for the end of a process.
 
     Args:
@@ -122,7 +114,7 @@ def ended(
         how = "done"
     # Its guard is killed as well only the second time.
     is_killed = how == "killed" and (code != -signal.SIGKILL or unit.kills > 1)
-    return Ended(
+    return states.Ended(
         name=name,
         attempt=unit.attempt,
         outcome=how if how in ("done", "preempted") else "failed",
@@ -136,13 +128,13 @@ def ended(
     )
 
 
-def stop_asked(number: int) -> StopAsked:
+def stop_asked(number: int) -> states.StopAsked:
     """Return the request to stop for a signal; SIGHUP asks to save and end, too.
 
     >>> stop_asked(signal.SIGHUP).by
     'SIGTERM'
     """
-    return StopAsked(by="SIGINT" if number == signal.SIGINT else "SIGTERM")
+    return states.StopAsked(by="SIGINT" if number == signal.SIGINT else "SIGTERM")
 
 
 def signal_asked(by: str | None) -> signal.Signals | None:
@@ -157,7 +149,7 @@ def signal_asked(by: str | None) -> signal.Signals | None:
     return {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(by or "")
 
 
-def exit_code(state: State, finish: Finish) -> int:
+def exit_code(state: states.State, finish: states.Finish) -> int:
     """Return the exit code of the launcher, as of a shell: 137 for SIGKILL.
 
     Args:
@@ -182,6 +174,6 @@ def exit_code(state: State, finish: Finish) -> int:
     return 128 + asked if asked and any(codes) else 0
 
 
-def _shell_code(end: Ended) -> int:
+def _shell_code(end: states.Ended) -> int:
     code = end.exited.code
     return 128 - code if code < 0 else code

@@ -44,7 +44,7 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class Timeouts:
     """Time limits of a run for its workers.
 
     Attributes:
@@ -52,15 +52,15 @@ class Patience:
       kill_grace_s: Seconds that a killed one may take to vanish.
       longest_backoff_s: Seconds of the longest wait before a restart.
       kills: Number of times that a worker is killed before it is left behind.
-      kills_at: Number of requests to stop at which everything is killed, by who asks
-        (`StopAsked.by`). Requests of others kill nothing, however many they are.
+      stop_requests_to_kill: Number of requests to stop at which everything is killed,
+        by who asks (`StopAsked.by`). Requests of others kill nothing, however many.
     """
 
     stop_grace_s: float = 10.0
     kill_grace_s: float = 5.0
     longest_backoff_s: float = 30.0
     kills: int = 1
-    kills_at: Mapping[str, int] = dataclasses.field(
+    stop_requests_to_kill: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"signal": 2}
     )
 
@@ -176,16 +176,16 @@ class State:
     """State of a run.
 
     Attributes:
-      patience: Its time limits.
+      timeouts: Its time limits.
       phase: See `supervisor`.
       units: All units that it runs.
       unit_of: Index in `units` of each worker's unit, by name of the worker.
       failure: First failure, in a run that fails.
       stopped_by: First `StopAsked.by` of a request to stop.
-      asks: Number of requests to stop that count for `Patience.kills_at`.
+      asks: Number of requests to stop that count for `Timeouts.stop_requests_to_kill`.
     """
 
-    patience: Patience
+    timeouts: Timeouts
     phase: RunPhase = "running"
     units: tuple[UnitState, ...]
     unit_of: Mapping[str, int]

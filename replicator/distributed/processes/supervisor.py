@@ -34,11 +34,11 @@ from replicator.distributed.processes.states import (
     Finish,
     Kill,
     Log,
-    Patience,
     Start,
     State,
     StopAsked,
     StopWorkers,
+    Timeouts,
     TimeUp,
     Unit,
     UnitState,
@@ -49,21 +49,21 @@ _DOUBLINGS = 60  # beyond any wait; more would not fit a float
 
 
 def begin(
-    units: Sequence[Unit], now_s: float, *, patience: Patience | None = None
+    units: Sequence[Unit], now_s: float, *, timeouts: Timeouts | None = None
 ) -> Decision:
     """Start all units of a run.
 
     Args:
       units: Units of the run.
       now_s: The time, on the clock of all deadlines.
-      patience: Time limits.
+      timeouts: Time limits.
 
     >>> state, actions = begin([Unit(workers=("a", "b"))], now_s=0.0)
     >>> actions
     [Start(names=('a', 'b'), attempt=0)]
     """
     state = State(
-        patience=patience or Patience(),
+        timeouts=timeouts or Timeouts(),
         units=tuple(
             UnitState(unit=unit, live=unit.workers, started_s=now_s) for unit in units
         ),
@@ -221,7 +221,7 @@ def _restart_or_give_up(state: State, at: int, now_s: float) -> Decision:
     # Each wait is twice the one before.
     waits = idle - unit.unit.restarts_at_once
     backoff_s = restart.backoff_s * 2.0 ** min(waits, _DOUBLINGS) if waits >= 0 else 0.0
-    backoff_s = min(backoff_s, state.patience.longest_backoff_s)
+    backoff_s = min(backoff_s, state.timeouts.longest_backoff_s)
     state = _with_unit(
         state,
         at,
@@ -284,28 +284,28 @@ def _stop_unit(state: State, name: str) -> list[Action]:
 
 
 def _after_asking(state: State, by: str, now_s: float) -> Decision:
-    kills_at = state.patience.kills_at.get(by)
+    needed = state.timeouts.stop_requests_to_kill.get(by)
     state = dataclasses.replace(
         state,
         stopped_by=state.stopped_by or by,
-        asks=state.asks + (kills_at is not None),
+        asks=state.asks + (needed is not None),
     )
     if state.phase == "running":
         state, stops = _stop_all(state, now_s)
         who = f"`{by}`" if by in state.unit_of else _SHOWN.get(by, by)
-        again = "; once more kills them" if kills_at == state.asks + 1 else ""
-        grace_s = state.patience.stop_grace_s
+        again = "; once more kills them" if needed == state.asks + 1 else ""
+        grace_s = state.timeouts.stop_grace_s
         say = f"{who} asked for a stop: all have {grace_s:g} s to end{again}"
         state, end = _end_if_all_have(state)
         return state, [*([Log(message=say)] if stops else []), *stops, *end]
     alive = [at for at in _living(state) if not _is_killed(state, at)]
     # Its request does not kill, or all were killed before.
-    if kills_at is None or not alive:
+    if needed is None or not alive:
         return state, []
-    if state.asks >= kills_at:
+    if state.asks >= needed:
         state, kills = _kill(state, alive, now_s)
         return state, [Log(message="killing all that still run"), *kills]
-    if state.asks == kills_at - 1:
+    if state.asks == needed - 1:
         return state, [Log(message="already stopping; once more kills all")]
     return state, []
 
@@ -351,7 +351,7 @@ def _stop_all(
         if unit.phase == "waiting":
             state = _with_unit(state, at, phase="ended", due_s=None)
         elif unit.phase == "running":
-            due_s = now_s + state.patience.stop_grace_s
+            due_s = now_s + state.timeouts.stop_grace_s
             state = _with_unit(state, at, due_s=due_s)
             names += () if at == but else unit.live
     state = dataclasses.replace(state, phase="stopping")
@@ -365,7 +365,7 @@ def _kill(
     for at in places:
         unit = state.units[at]
         kills.append(Kill(names=unit.live))
-        due_s = now_s + state.patience.kill_grace_s
+        due_s = now_s + state.timeouts.kill_grace_s
         state = _with_unit(state, at, kills=unit.kills + 1, due_s=due_s)
     if state.phase == "stopping":
         state = dataclasses.replace(state, phase="killing")
@@ -386,7 +386,7 @@ def _living(state: State) -> list[int]:
 
 def _is_killed(state: State, at: int) -> bool:
     """Return whether a unit was killed as often as it may be."""
-    return state.units[at].kills >= state.patience.kills
+    return state.units[at].kills >= state.timeouts.kills
 
 
 def _names(state: State, places: Iterable[int]) -> str:

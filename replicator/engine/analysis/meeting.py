@@ -21,11 +21,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.markers import ALONE, MARKERS, NORM
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
-from replicator.engine.analysis.source_lines import (
-    innermost_line,
-    is_library,
-    is_transposed,
-)
+from replicator.engine.analysis.source_lines import is_library
 
 
 class MicrobatchCollectiveWarning(UserWarning):
@@ -67,12 +63,10 @@ _REDUCTIONS = frozenset({"psum", "pmax", "pmin", "all_reduce"})
 
 
 @dataclasses.dataclass(frozen=True)
-class MeetingRules(dataflow.Rules[Meeting]):
+class MeetingRules(dataflow.NestedRules[Meeting]):
     """Rules to follow reductions over a microbatch into a loss."""
 
     clean = NOTHING
-
-    outer: tuple[core.JaxprEqn, ...] = ()
 
     def join(self, marks: Sequence[Meeting]) -> Meeting:
         """Return the mark of a value that follows from all of these."""
@@ -81,10 +75,6 @@ class MeetingRules(dataflow.Rules[Meeting]):
             if mark != first:
                 first = Meeting._make(a or b for a, b in zip(first, mark, strict=True))
         return first
-
-    def inside(self, eqn: core.JaxprEqn) -> "MeetingRules":
-        """Remember the equation that holds others."""
-        return dataclasses.replace(self, outer=(*self.outer, eqn))
 
     def decide(
         self, eqn: core.JaxprEqn, marks: Sequence[Meeting]
@@ -102,7 +92,7 @@ class MeetingRules(dataflow.Rules[Meeting]):
             return [self._combined(eqn, marks, mark)] * len(eqn.outvars)
         if not mark.own or name == "axis_index" or self._is_of_norm(eqn):
             return [mark] * len(eqn.outvars)
-        origin = Origin(name, innermost_line((*self.outer, eqn)))
+        origin = Origin(name, self.line_of(eqn))
         is_count = name in _REDUCTIONS and not (mark.params or mark.part)
         reduced = mark._replace(own=False, scale=None)
         reduced = reduced._replace(**{"scale" if is_count else "part": origin})
@@ -128,7 +118,7 @@ class MeetingRules(dataflow.Rules[Meeting]):
             return mark
         if name in _SUMS:
             mixed = mark.scale and any(each.own and not each.scale for each in marks)
-            backward = is_transposed((*self.outer, eqn))
+            backward = self.is_backward(eqn)
             return mark._replace(part=mark.scale) if mixed and not backward else mark
         if name in _PRODUCTS:
             met = [bool(each.part) for each in marks]
@@ -137,7 +127,7 @@ class MeetingRules(dataflow.Rules[Meeting]):
                 return mark._replace(meets=mark.meets or mark.part)
             return mark
         # All but the products of a backward pass is linear in the cotangent.
-        if mark.own and not is_transposed((*self.outer, eqn)):
+        if mark.own and not self.is_backward(eqn):
             return mark._replace(meets=mark.meets or mark.part or mark.scale)
         return mark
 

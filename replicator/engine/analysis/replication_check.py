@@ -38,11 +38,7 @@ from replicator.engine.analysis.marks import (
     join,
 )
 from replicator.engine.analysis.shared_noise import SOURCES, SharedNoise
-from replicator.engine.analysis.source_lines import (
-    innermost_line,
-    is_transposed,
-    user_line,
-)
+from replicator.engine.analysis.source_lines import innermost_line, user_line
 from replicator.engine.analysis.summed_gradients import refuse_summed
 from replicator.errors import ReplicationError
 
@@ -60,7 +56,7 @@ _IMPURE = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReplicationRules(dataflow.Rules[Mark]):
+class _ReplicationRules(dataflow.NestedRules[Mark]):
     """Rules for values that vary over replicas, and equations that make them agree.
 
     Attributes:
@@ -69,7 +65,6 @@ class _ReplicationRules(dataflow.Rules[Mark]):
       everyone: Number of all examples, if no replica counts as many.
       counted: Number of summands of each sum so far.
       given: Whether each gradient that optimizers were given varies.
-      outer: Calls and loops that hold these equations.
     """
 
     clean = CLEAN
@@ -79,7 +74,6 @@ class _ReplicationRules(dataflow.Rules[Mark]):
     everyone: int | None = None
     counted: set[int] = dataclasses.field(default_factory=set)
     given: set[bool] = dataclasses.field(default_factory=set)
-    outer: tuple[core.JaxprEqn, ...] = ()
 
     def join(self, marks: Sequence[Mark]) -> Mark:
         return join(marks)
@@ -103,9 +97,6 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             mark = _multiplied(eqn, self.join(marks))
         return None if mark is None else [mark] * outs
 
-    def inside(self, eqn: core.JaxprEqn) -> "_ReplicationRules":
-        return dataclasses.replace(self, outer=(*self.outer, eqn))
-
     def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
         """Refuse a collective that only some replicas may reach: it would never end."""
         if predicate.varying is None:
@@ -113,7 +104,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
         for sub in dataflow.sub_jaxprs(eqn):
             if found := dataflow.find_collective(sub, REPLICA_AXIS):
                 way = _WAYS.get(eqn.primitive.name, f"`{eqn.primitive.name}`")
-                line = user_line(found, caller=self._line(eqn))
+                line = user_line(found, caller=self.line_of(eqn))
                 raise ReplicationError(
                     f"`{found.primitive.name}` at {line} must be reached by all "
                     f"replicas, got a {way} that may differ between them (it "
@@ -121,17 +112,14 @@ class _ReplicationRules(dataflow.Rules[Mark]):
                     "`replicator.all_reduce` first."
                 )
 
-    def _line(self, eqn: core.JaxprEqn) -> str:
-        return innermost_line((*self.outer, eqn))
-
     def _origin(self, eqn: core.JaxprEqn) -> Origin:
-        return Origin(eqn.primitive.name, self._line(eqn))
+        return Origin(eqn.primitive.name, self.line_of(eqn))
 
     def _collect(self, eqn: core.JaxprEqn, marks: Sequence[Mark]) -> Mark:
         """Return the mark of the result of an equation over the replicas."""
         name = eqn.primitive.name
         joined = self.join(marks)
-        backward = is_transposed((*self.outer, eqn))
+        backward = self.is_backward(eqn)
         if name in _REDUCTIONS:
             self.noise.reduce(marks)
         carried = joined.carried
@@ -170,7 +158,7 @@ class _ReplicationRules(dataflow.Rules[Mark]):
             number = _number(eqn.invars[1])
             # An example may have as many numbers as there are replicas.
             if number == self.everyone and number not in (None, *self.counted):
-                raise _not_local("count of", Origin("psum", self._line(eqn)))
+                raise _not_local("count of", Origin("psum", self.line_of(eqn)))
             _check_local(mark, marks[1], number)
         if name == GLOBAL and mark.varying:
             raise _not_global(mark.varying)

@@ -21,7 +21,6 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.markers import GIVEN_GRADIENT
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
-from replicator.engine.analysis.source_lines import innermost_line, is_transposed
 from replicator.errors import ReplicationError
 
 
@@ -90,12 +89,11 @@ def _check(mark: _Scale, is_wrong: bool) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rules(dataflow.Rules[_Scale]):
+class _Rules(dataflow.NestedRules[_Scale]):
     clean = _CLEAN
 
     num_replicas: int
     examples: int
-    outer: tuple[core.JaxprEqn, ...] = ()
 
     @property
     def _everyone(self) -> int:
@@ -106,9 +104,6 @@ class _Rules(dataflow.Rules[_Scale]):
 
     def join(self, marks: Sequence[_Scale]) -> _Scale:
         return functools.reduce(_both, marks, _CLEAN)
-
-    def inside(self, eqn: core.JaxprEqn) -> "_Rules":
-        return dataclasses.replace(self, outer=(*self.outer, eqn))
 
     def decide(
         self, eqn: core.JaxprEqn, marks: Sequence[_Scale]
@@ -122,7 +117,7 @@ class _Rules(dataflow.Rules[_Scale]):
             )
             _check(marks[0], marks[0].mean or summed_twice)
             return [marks[0]]
-        backward = is_transposed((*self.outer, eqn))
+        backward = self.is_backward(eqn)
         if dataflow.over_axis(eqn, REPLICA_AXIS):
             return [self._collected(eqn, mark, backward)] * outs
         if dataflow.sub_jaxprs(eqn):
@@ -150,9 +145,7 @@ class _Rules(dataflow.Rules[_Scale]):
             mark = mark._replace(mean=True, divisor=mark.divisor // self.examples)
         if mark.shared or (mark.divisor and mark.divisor % self.num_replicas == 0):
             return _Scale(own=own, gradient=True)
-        return mark._replace(
-            own=own, summed=Origin(name, innermost_line((*self.outer, eqn)))
-        )
+        return mark._replace(own=own, summed=Origin(name, self.line_of(eqn)))
 
     def _multiplied(
         self,

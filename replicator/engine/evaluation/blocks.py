@@ -28,7 +28,7 @@ from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.layout import STATE, Layout, examples
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
 from replicator.engine.step.state import as_arrays, check_own_axes
-from replicator.errors import ArgumentError, check_whole
+from replicator.errors import ArgumentError, check_count
 from replicator.inputs.one_pass import BATCH, open_one_pass
 from replicator.inputs.options import InputOptions
 from replicator.inputs.remainder import MASK
@@ -97,9 +97,7 @@ class BlockRunner:
     max_in_flight: int = DEFAULT_RUN_AHEAD
 
     def __post_init__(self) -> None:
-        check_whole("block", self.block)
-        if self.block < 1:
-            raise ArgumentError(f"`block` must be at least 1, got {self.block}. Use 1.")
+        check_count("block", self.block)
         self._checked: set[tuple] = set()
 
     def run(

@@ -9,13 +9,7 @@ import numpy as np
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
 from replicator.engine.analysis.lookup_hints import names_noted
-from replicator.engine.evaluation.blocks import (
-    DEFAULT_BLOCK,
-    Block,
-    BlockRunner,
-    TracedBlocks,
-    has_rows,
-)
+from replicator.engine.evaluation import blocks
 from replicator.engine.layout import Layout
 from replicator.engine.require_eager import eager
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD
@@ -46,7 +40,7 @@ class Prediction:
         predict_fn: PredictFn,
         layout: Layout,
         *,
-        block: int = DEFAULT_BLOCK,
+        block: int = blocks.DEFAULT_BLOCK,
         max_in_flight: int = DEFAULT_RUN_AHEAD,
     ) -> None:
         check_function("predict_fn", predict_fn, "state, batch")
@@ -56,7 +50,7 @@ class Prediction:
             with names_noted(state, batch):
                 return jax.tree.map(jnp.asarray, predict_fn(state, batch))
 
-        self._runner = BlockRunner(
+        self._runner = blocks.BlockRunner(
             run,
             layout,
             name="predict_fn",
@@ -82,20 +76,20 @@ class Prediction:
         """
         kept: list[PyTree] = []
 
-        def take(block: Block) -> None:
+        def take(block: blocks.Block) -> None:
             kept.append(jax.tree.map(lambda rows: rows[block.real], block.outputs))
 
         self._runner.run(state, dataset, take, inputs=inputs)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *kept)
 
 
-def _check_rows(traced: TracedBlocks) -> None:
+def _check_rows(traced: blocks.TracedBlocks) -> None:
     doubled = jax.tree.leaves(traced.doubled)
     leaves = named_leaves(traced.outputs)
     if not leaves:
         _refuse("nothing")
     for (path, leaf), other in zip(leaves, doubled, strict=True):
-        if not has_rows(leaf, other, traced.block):
+        if not blocks.has_rows(leaf, other, traced.block):
             found = describe(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
             _refuse(f"{found} for `{path}`" if path else found)
 

@@ -12,15 +12,7 @@ import jax
 from replicator.base.trees import describe, named_leaves
 from replicator.engine.analysis import dataflow
 from replicator.engine.evaluation.blocks import TracedBlocks, has_rows
-from replicator.engine.metrics.declared import (
-    Concat,
-    Max,
-    Mean,
-    Metric,
-    Min,
-    Sum,
-    is_metric,
-)
+from replicator.engine.metrics import declared as metrics
 from replicator.errors import ArgumentError
 from replicator.inputs.remainder import MASK
 
@@ -39,7 +31,7 @@ def check_exact(traced: TracedBlocks) -> None:
     """
     marks = _follow(traced)
     others = jax.tree.leaves(traced.doubled)
-    for path, metric in named_leaves(traced.outputs[0], is_leaf=is_metric):
+    for path, metric in named_leaves(traced.outputs[0], is_leaf=metrics.is_metric):
         own = jax.tree.leaves(metric)
         leaves = [
             _Leaf(
@@ -52,7 +44,7 @@ def check_exact(traced: TracedBlocks) -> None:
             for leaf, other, mark in zip(own, others, marks, strict=False)
         ]
         others, marks = others[len(own) :], marks[len(own) :]
-        if isinstance(metric, Concat) or not is_metric(metric):
+        if isinstance(metric, metrics.Concat) or not metrics.is_metric(metric):
             _check_rows(path, metric, *leaves)
         else:
             _check_declared(path, metric, leaves)
@@ -71,7 +63,7 @@ class _Leaf(NamedTuple):
 def _check_rows(path: str, metric: object, leaf: _Leaf) -> None:
     if leaf.by_row:
         return
-    if isinstance(metric, Concat):
+    if isinstance(metric, metrics.Concat):
         raise ArgumentError(
             f"`eval_fn` must return one row per example for `{path}`, a `Concat`, got "
             f"{leaf.text}. Leave examples in the first axis, or declare it otherwise."
@@ -83,7 +75,7 @@ def _check_rows(path: str, metric: object, leaf: _Leaf) -> None:
     )
 
 
-def _check_declared(path: str, metric: Metric, leaves: list[_Leaf]) -> None:
+def _check_declared(path: str, metric: metrics.Metric, leaves: list[_Leaf]) -> None:
     kind = type(metric).__name__
     for leaf in leaves:
         if leaf.by_row:
@@ -91,11 +83,13 @@ def _check_declared(path: str, metric: Metric, leaves: list[_Leaf]) -> None:
                 f"`eval_fn` must reduce `{path}`, a `{kind}`, over its examples, got "
                 f"{leaf.text}. Return the array itself for its mean over examples."
             )
-    if isinstance(metric, Mean):
+    if isinstance(metric, metrics.Mean):
         _check_weight(path, leaves[1:])
-    if isinstance(metric, Max | Min):
+    if isinstance(metric, metrics.Max | metrics.Min):
         return  # padding repeats examples that are there: it changes neither
-    must_read = leaves if isinstance(metric, Sum) else [x for x in leaves if x.data]
+    must_read = (
+        leaves if isinstance(metric, metrics.Sum) else [x for x in leaves if x.data]
+    )
     if not all(leaf.mask for leaf in must_read):
         _refuse_unmasked(path, kind)
 

@@ -21,13 +21,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from replicator.engine.analysis.dataflow import (
-    find_equation,
-    is_mutable,
-    scan_sizes,
-    shape_of,
-    sub_jaxprs,
-)
+from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.evaluator import (
     CALLS,
     REMAT,
@@ -36,14 +30,7 @@ from replicator.engine.analysis.evaluator import (
     held_program,
 )
 from replicator.engine.analysis.source_lines import user_line
-from replicator.engine.sharding_constraints.guards import (
-    FREE,
-    Guard,
-    GuardedCut,
-    adds_rows,
-    chosen_write,
-    guard_of,
-)
+from replicator.engine.sharding_constraints import guards
 from replicator.engine.sharding_constraints.moves import (
     forward,
     is_elementwise,
@@ -124,10 +111,12 @@ class _Emitter:
 
         def apply(eqn: core.JaxprEqn, operands: list) -> Iterable:
             cuts = [wanted.get(var) for var in eqn.outvars]
-            if eqn.primitive.name == "broadcast_in_dim" and not shape_of(eqn.invars[0]):
+            if eqn.primitive.name == "broadcast_in_dim" and not dataflow.shape_of(
+                eqn.invars[0]
+            ):
                 filled.update(eqn.outvars)
-            is_right = adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
-            guard = None if is_right else guard_of(eqn, is_shared=self.is_shared)
+            is_right = guards.adds_rows(eqn, self.pieces) and eqn.invars[0] in filled
+            guard = None if is_right else guards.guard_of(eqn, is_shared=self.is_shared)
             values, marks = _apart(operands)
             return zip(*self._emit(eqn, values, marks, cuts, guard), strict=True)
 
@@ -140,7 +129,7 @@ class _Emitter:
         values: list,
         marks: Marks,
         cuts: Targets,
-        guard: Guard | None,
+        guard: guards.Guard | None,
     ) -> tuple[list, Marks]:
         none = [None] * len(eqn.outvars)
         name = eqn.primitive.name
@@ -151,7 +140,7 @@ class _Emitter:
             return bind(eqn, values), none
         if name in CALLS and (held := held_program(eqn)) is not None:
             return self.run(held, values, marks, cuts)
-        if name in _LOOPS and not any(is_mutable(atom) for atom in eqn.invars):
+        if name in _LOOPS and not any(dataflow.is_mutable(atom) for atom in eqn.invars):
             return _LOOPS[name](self, eqn, values, marks, cuts)
         if name == BARRIER:
             return bind(eqn, values), marks
@@ -186,7 +175,7 @@ class _Emitter:
         values: list,
         marks: Marks,
         cuts: Targets,
-        guard: Guard,
+        guard: guards.Guard,
     ) -> tuple[list, Marks]:
         """Bind an equation that XLA may not cut as it likes."""
         known = marks[0].stored if marks[0] else cuts[0] or ()
@@ -194,7 +183,7 @@ class _Emitter:
             axis and kept is None
             for axis, kept in zip(known, guard.result, strict=False)
         )
-        if is_cut and (chosen := chosen_write(eqn, values)) is not None:
+        if is_cut and (chosen := guards.chosen_write(eqn, values)) is not None:
             outs, after = self._wanted_results([chosen], cuts)
             return outs, [after[0] or marks[0]]
         whole = [
@@ -204,14 +193,16 @@ class _Emitter:
         outs = [self._lie(out, None, guard.result) for out in bind(eqn, whole)]
         return self._wanted_results(outs, cuts)
 
-    def _lie(self, value: Any, cut: Cut | None, guard: GuardedCut) -> Any:
+    def _lie(self, value: Any, cut: Cut | None, guard: guards.GuardedCut) -> Any:
         """Constrain the dimensions of a guard to be whole, others to `cut`, if any."""
         lies = tuple(
-            axis if kept is FREE else None
+            axis if kept is guards.FREE else None
             for axis, kept in zip(cut or guard, guard, strict=True)
         )
         return (
-            value if all(axis is FREE for axis in lies) else self.constrain(value, lies)
+            value
+            if all(axis is guards.FREE for axis in lies)
+            else self.constrain(value, lies)
         )
 
     def _wanted_results(self, outs: list, cuts: Targets) -> tuple[list, Marks]:
@@ -241,7 +232,7 @@ class _Emitter:
     def _scan(
         self, eqn: core.JaxprEqn, values: list, marks: Marks, cuts: Targets
     ) -> tuple[list, Marks]:
-        num_consts, num_carry = scan_sizes(eqn)
+        num_consts, num_carry = dataflow.scan_sizes(eqn)
         start = num_consts + num_carry
         values, marks = list(values), list(marks)
         for number in range(start, len(marks)):
@@ -342,12 +333,12 @@ def _moved(eqn: core.JaxprEqn, mark: Partitioned) -> Partitioned | None:
 
 def _holds_guarded(eqn: core.JaxprEqn) -> bool:
     return any(
-        find_equation(sub, lambda each: guard_of(each) is not None)
-        for sub in sub_jaxprs(eqn)
+        dataflow.find_equation(sub, lambda each: guards.guard_of(each) is not None)
+        for sub in dataflow.sub_jaxprs(eqn)
     )
 
 
 def _holds_program(eqn: core.JaxprEqn) -> bool:
     """Return whether it runs a program on arrays, not on two numbers as a scatter."""
-    held = [var for inner in sub_jaxprs(eqn) for var in inner.invars]
+    held = [var for inner in dataflow.sub_jaxprs(eqn) for var in inner.invars]
     return any(getattr(var.aval, "shape", ()) for var in held)

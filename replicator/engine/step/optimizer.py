@@ -12,7 +12,7 @@ state decides between the two: no flag, and no buffer at one microbatch.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,7 @@ from replicator.errors import (
     check_flags,
     check_kind,
     check_text,
+    check_word,
 )
 
 
@@ -167,11 +168,7 @@ def check_reduction(reduction: Reduction) -> None:
 
     >>> check_reduction("ordered")
     """
-    if reduction not in ("fast", "ordered"):
-        raise ArgumentError(
-            f"`reduction` must be 'fast' or 'ordered', got {reduction!r}. Use "
-            "'ordered' for bits that depend on replicas * accumulate only."
-        )
+    check_word("reduction", reduction, get_args(Reduction))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

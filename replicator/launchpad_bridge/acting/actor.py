@@ -25,7 +25,6 @@ from replicator.errors import (
     CheckpointMismatchError,
     check_count,
     check_flags,
-    check_whole,
 )
 from replicator.launchpad_bridge.acting.environments import (
     EnvironmentFailedError,
@@ -125,11 +124,7 @@ class Actor:
             batches (and so its rounding) depend on the timing of calls.
         """
         for argument, number in (("index", index), ("seed", seed)):
-            check_whole(argument, number)
-            if number < 0:
-                raise ArgumentError(
-                    f"`{argument}` must be 0 or more, got {number}. Use 0."
-                )
+            check_count(argument, number, "Use 0.", least=0)
         check_count("unroll_length", unroll_length)
         if episodes is not None:
             check_count("episodes", episodes)

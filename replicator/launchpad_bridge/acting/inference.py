@@ -28,14 +28,9 @@ from replicator.errors import (
     CallCancelledError,
     ServerStoppedError,
     check_count,
+    check_positive,
 )
-from replicator.launchpad_bridge.acting.local_inference import (
-    Policy,
-    actor_key,
-    extra_arguments,
-    fold_steps,
-    run_mapped,
-)
+from replicator.launchpad_bridge.acting import local_inference
 from replicator.launchpad_bridge.acting.waiting import ProgramStoppedError, Waiting
 from replicator.launchpad_bridge.batched_handler import batched_handler
 from replicator.launchpad_bridge.learner.published import Variables
@@ -61,7 +56,7 @@ class InferenceServer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: local_inference.Policy,
         learner: Any,
         *,
         batch_size: int = 16,
@@ -83,10 +78,7 @@ class InferenceServer:
           ArgumentError: A number is out of range.
         """
         check_count("batch_size", batch_size)
-        if not refresh_s > 0:
-            raise ArgumentError(
-                f"`refresh_s` must be more than 0 seconds, got {refresh_s}. Use 0.02."
-            )
+        check_positive("refresh_s", refresh_s, "Use 0.02.")
         self._waiting = Waiting.of_node(None, "inference")
         self._policy = policy
         self._learner = learner
@@ -161,11 +153,13 @@ class InferenceServer:
                 f"`observation` must be of at most {_MOST_FORMS} forms, got one more. "
                 "Give all actors environments of the same shapes."
             )
-        extra = extra_arguments(self._policy, index=place[:, 0], steps=place[:, 1])
+        extra = local_inference.extra_arguments(
+            self._policy, index=place[:, 0], steps=place[:, 1]
+        )
         arguments = jax.tree.map(
             lambda leaf: _padded(leaf, calls), (observation, first, core, key, extra)
         )
-        results = run_mapped(self._policy, held.values, *arguments)
+        results = local_inference.run_mapped(self._policy, held.values, *arguments)
         self._forms.add(form)
         action, extras, core = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:calls], results
@@ -245,7 +239,7 @@ class RemoteInference:
         self._client = client
         self._waiting = waiting
         self._seed, self._index = seed, index
-        self._key = actor_key(seed, index)
+        self._key = local_inference.actor_key(seed, index)
 
     def __call__(
         self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
@@ -255,7 +249,7 @@ class RemoteInference:
         Raises:
           ProgramStoppedError: The program stops.
         """
-        key = np.asarray(fold_steps(self._key, np.uint32(steps)))
+        key = np.asarray(local_inference.fold_steps(self._key, np.uint32(steps)))
         place = np.array([self._index, steps], np.int32)
         # Acting changes no state of the server, so a call may be made again.
         action, extras, core, version = self._waiting.call(
@@ -275,7 +269,7 @@ class RemoteInference:
 
     def reseed(self, start: int) -> None:
         """Use another random key than other starts; see `LocalInference`."""
-        self._key = actor_key(self._seed, self._index, start)
+        self._key = local_inference.actor_key(self._seed, self._index, start)
 
     def ready_for(self, turn: ActorTurn, ask: Callable[[], ActorTurn]) -> ActorTurn:
         """Begin an unroll; the server has the variables."""

@@ -1,7 +1,7 @@
 """Plain environments of gymnasium or `dm_env`, stepped one by one in one thread."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -74,7 +74,6 @@ class _Outcome(NamedTuple):
     is_last: bool
 
 
-@final
 class SerialEnvironments:
     """Several environments as one; made by `from_gymnasium_envs` and `from_dm_env`.
 

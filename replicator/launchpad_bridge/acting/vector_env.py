@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import jax
 import numpy as np
@@ -61,7 +61,6 @@ def from_gymnasium(vector_env: Any, *, infos: Sequence[str] = ()) -> "GymnasiumV
     return GymnasiumVector(vector_env, infos=infos, is_same_step=value == _SAME_STEP)
 
 
-@final
 class GymnasiumVector:
     """The `VectorEnvironment` of a `VectorEnv`; made by `from_gymnasium`.
 

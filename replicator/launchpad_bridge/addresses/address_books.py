@@ -74,7 +74,6 @@ class RegistryAccess(Protocol):
 
     def publish(self, planned: str, address: str) -> None:
         """Take note of where a server listens."""
-        ...
 
     def find(self, planned: str, timeout_s: float) -> str | None:
         """Return where a server listens, None if that is not known in time."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.running import node_context
-from replicator.rpc.client.client import Client, wait_no_longer
+from replicator.rpc.client.client import Client, fail_fast
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.protocols import Connection
 
@@ -72,7 +72,6 @@ class AddressBook(Protocol):
 
     def publish(self, planned: str, address: str) -> None:
         """Note the address of the server."""
-        ...
 
     def find(self, planned: str) -> str:
         """Return the address of the server; wait, within a bound, until it is known.
@@ -210,7 +209,7 @@ class PlannedAddressBuilder(AbstractAddressBuilder):
         self._has_ended = True
         for client in [*self._clients]:
             if isinstance(client, Client):  # not the client of a launcher's exchange
-                wait_no_longer(client)
+                fail_fast(client)
 
     def retire(self) -> None:
         """Close the clients of the launching process, and refuse new ones."""

@@ -1,12 +1,11 @@
 """Result of Launchpad's `launch`: a run whose `wait` takes groups first."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 from replicator.launchpad_bridge.run import Run
 
 
-@final
 class Controller:
     """A running program; all but `wait` is the same as in `Run`."""
 

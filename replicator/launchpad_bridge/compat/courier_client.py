@@ -8,7 +8,6 @@ know.
 import contextlib
 import datetime
 import os
-import secrets
 import socket
 import tempfile
 from pathlib import Path
@@ -89,19 +88,8 @@ def socket_of(port: int) -> str:
     address = f"unix:{folder}/{port}"
     check_socket_directory(f"{folder}/{port}", address=address)  # or another user's
     if not (folder / SECRET_NAME).exists():
-        _put_secret(folder)
+        Secret.read_or_make(folder / SECRET_NAME)
     return address
-
-
-def _put_secret(folder: Path) -> None:
-    """Make the folder's secret, whole or not at all; the first process wins."""
-    draft = folder / f"{SECRET_NAME}.{secrets.token_hex(8)}"
-    Secret.generate().write(draft)
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, folder / SECRET_NAME)
-    finally:
-        draft.unlink()
 
 
 def _is_here(host: str) -> bool:

@@ -3,7 +3,7 @@
 import socket
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from replicator.errors import AddressInUseError, ArgumentError
 from replicator.launchpad_bridge.compat.courier_client import socket_of
@@ -12,7 +12,6 @@ from replicator.rpc.server.server import Server as RpcServer
 _DRAIN_S = 10.0
 
 
-@final
 class Server:
     """Serves functions: `Bind`, `Start`, `Stop`, `Join`.
 

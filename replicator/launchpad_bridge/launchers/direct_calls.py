@@ -9,12 +9,13 @@ import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 from replicator.base.types import PyTree
 from replicator.errors import CallTimeoutError, ConnectionLostError
 from replicator.launchpad_bridge.launchers.turns import TurnEvent, Turns
 from replicator.launchpad_bridge.running.stop_event import StopEvent
+from replicator.rpc.client.client import Methods
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
 from replicator.rpc.codec.wire_format import in_one_piece
@@ -22,7 +23,6 @@ from replicator.rpc.own_methods import LIST_METHODS
 from replicator.rpc.remote_errors import describe_error, remote_error
 
 
-@final
 class Exchange:
     """The servers of a program, by address."""
 
@@ -55,7 +55,6 @@ class Exchange:
         return DirectClient(self, address, timeout_s, wait_for_ready)
 
 
-@final
 @dataclasses.dataclass(frozen=True, eq=False)
 class DirectServer:
     """Stand-in for `rpc.Server`."""
@@ -75,23 +74,7 @@ class DirectServer:
         return True
 
 
-class _Methods:
-    """The methods of a server, by their names."""
-
-    call: Callable[..., Any]
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_"):
-            raise AttributeError(f"A client has no private method, got {name!r}.")
-        return lambda *args, **kwargs: self.call(name, args, kwargs)
-
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Call the `__call__` of the server's object."""
-        return self.call("__call__", args, kwargs)
-
-
-@final
-class DirectClient(_Methods):
+class DirectClient(Methods[PyTree]):
     """Stand-in for `rpc.Client`."""
 
     def __init__(
@@ -102,33 +85,37 @@ class DirectClient(_Methods):
         wait_for_ready: bool,
     ) -> None:
         self.address = address
+        self.futures = Methods(self._submit, timeout_s)
         self._exchange = exchange
-        self._timeout_s = timeout_s
         self._wait_for_ready = wait_for_ready
+        super().__init__(self._call, timeout_s)
 
-    @property
-    def futures(self) -> "DirectFutures":
-        """Return the same methods; each is over when its future is returned."""
-        return DirectFutures(self)
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
 
-    def call(
+    def _call(
         self,
         method: str,
-        args: Sequence[PyTree] = (),
-        kwargs: Mapping[str, PyTree] | None = None,
-        *,
-        timeout_s: float | None = None,
+        args: Sequence[PyTree],
+        kwargs: Mapping[str, PyTree],
+        timeout_s: float | None,
     ) -> PyTree:
         """Call a method in this thread, in its turn."""
-        given = _by_value((list(args), dict(kwargs or {})))
+        given = _by_value((list(args), dict(kwargs)))
         with self._exchange.turns.guest():
-            server = self._wait_server(method, timeout_s or self._timeout_s)
+            server = self._wait_server(method, timeout_s)
             if method == LIST_METHODS:
                 return sorted(server.methods)
             return _by_value(self._run(server, method, given))
 
-    def close(self) -> None:
-        """Do nothing: there is no connection."""
+    def _submit(self, *call: Any) -> "concurrent.futures.Future[PyTree]":
+        """Call a method; return its result or error, which there is already."""
+        future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
+        try:
+            future.set_result(self._call(*call))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def _wait_server(self, method: str, timeout_s: float | None) -> "DirectServer":
         servers = self._exchange.servers
@@ -163,23 +150,6 @@ class DirectClient(_Methods):
                 address=self.address,
                 registry=DEFAULT_REGISTRY,
             ) from None
-
-
-@final
-class DirectFutures(_Methods):
-    """The methods of a server, as futures."""
-
-    def __init__(self, client: DirectClient) -> None:
-        self._client = client
-
-    def call(self, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[PyTree]":
-        """Call a method; return its result or error, which there is already."""
-        future: concurrent.futures.Future[PyTree] = concurrent.futures.Future()
-        try:
-            future.set_result(self._client.call(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def _by_value(value: PyTree) -> PyTree:

@@ -14,25 +14,19 @@ import select
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import final
 
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge import recipes
+from replicator.launchpad_bridge.launchers import worker_logs
 from replicator.launchpad_bridge.launchers.launcher_environment import read_surroundings
 from replicator.launchpad_bridge.launchers.worker_end import ProcessExit
 from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
-from replicator.launchpad_bridge.launchers.worker_logs import (
-    begin_attempt,
-    last_lines,
-    log_paths,
-    open_log,
-)
 from replicator.launchpad_bridge.launchers.worker_process import Job, piped_interpreter
 from replicator.launchpad_bridge.launchers.worker_reports import STOP
-from replicator.launchpad_bridge.protocols import Executable, Exited, Plan, StopAsked
+from replicator.launchpad_bridge.protocols import Executable, Plan, Report
 from replicator.launchpad_bridge.run_folder import what_stays
 
 _READ_BYTES = 1 << 20
@@ -68,7 +62,7 @@ class PipedProcess:
         keep: Sequence[Path] = (),
     ) -> None:
         self._log = log
-        self._log_start = begin_attempt(log, attempt)
+        self._log_start = worker_logs.begin_attempt(log, attempt)
         # Set by the thread that kills, before it does; the handle's thread reads it
         # once the process has ended. So a worker that died by itself at the same moment
         # may count as killed, but never the reverse.
@@ -79,7 +73,7 @@ class PipedProcess:
         try:
             # Closed here at once: the worker writes to its own copy, also when this
             # launcher is dead.
-            with os.fdopen(open_log(log), "ab") as file:
+            with os.fdopen(worker_logs.open_log(log), "ab") as file:
                 self._process = GuardedProcess(
                     command,
                     owner=owner,
@@ -131,7 +125,7 @@ class PipedProcess:
             code=code,
             is_killed=self._is_killed,
             out_of_memory=self._process.out_of_memory,
-            lines=last_lines(self._log, self._log_start, log_end),
+            lines=worker_logs.last_lines(self._log, self._log_start, log_end),
             log=str(self._log),
         )
 
@@ -145,7 +139,6 @@ class PipedProcess:
             self._stdin.close()
 
 
-@final
 class PipedWorker(WorkerHandle):
     """One start of an executable, at the end of a command line; a `Worker`."""
 
@@ -157,7 +150,7 @@ class PipedWorker(WorkerHandle):
         *,
         plan: Plan,
         launch_type: str,
-        report: Callable[[Exited | StopAsked], None],
+        report: Report,
     ) -> None:
         """Start it.
 
@@ -182,7 +175,7 @@ class PipedWorker(WorkerHandle):
             )
         names = [each.name for each in plan.executables]
         plan.logs.mkdir(parents=True, exist_ok=True)
-        log = log_paths(plan.logs, names)[name]
+        log = worker_logs.log_paths(plan.logs, names)[name]
         recipe = plan.folder / f"recipe-{names.index(name)}-{attempt}"
         job = Job(
             program=plan.program,

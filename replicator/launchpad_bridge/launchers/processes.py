@@ -14,12 +14,12 @@ fresh interpreter, with a warning.
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from replicator.distributed.processes.driver import Worker
-from replicator.errors import ArgumentError, LaunchError
+from replicator.errors import LaunchError, check_word
 from replicator.launchpad_bridge import recipes
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkServer,
@@ -36,12 +36,7 @@ from replicator.launchpad_bridge.launchers.log_tail import LogTail
 from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
 from replicator.launchpad_bridge.launchers.worker_logs import log_paths
 from replicator.launchpad_bridge.launchers.worker_process import Job
-from replicator.launchpad_bridge.protocols import (
-    Executable,
-    Exited,
-    Plan,
-    StopAsked,
-)
+from replicator.launchpad_bridge.protocols import Executable, Plan, Report
 
 Kind = tuple[tuple[str, str], ...]
 """Environment variables that the workers of one fork server share."""
@@ -71,36 +66,24 @@ class Processes:
         mean this one.
     """
 
+    name = "processes"
+
     start: Literal["forkserver", "spawn"] = "forkserver"
     preload: Sequence[str] | None = None
     pin_cores: bool = False
     terminal: str | None = None
 
     def __post_init__(self) -> None:
-        if self.start not in ("forkserver", "spawn"):
-            raise ArgumentError(
-                f'`start` must be "forkserver" or "spawn", got {self.start!r}. Use '
-                '"forkserver": it falls back by itself.'
-            )
-        if self.terminal is not None and self.terminal not in _TERMINALS:
-            raise ArgumentError(
-                f"`terminal` must be one of {', '.join(_TERMINALS)}, got "
-                f'{self.terminal!r}. Use "current_terminal".'
-            )
-
-    @property
-    def name(self) -> str:
-        """Return "processes"."""
-        return "processes"
+        check_word("start", self.start, ("forkserver", "spawn"))
+        if self.terminal is not None:
+            check_word("terminal", self.terminal, _TERMINALS)
 
     @property
     def shows_output(self) -> bool:
         """Return whether what workers print is shown besides being kept."""
         return self.terminal != "output_to_files"
 
-    def open(
-        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
-    ) -> "ProcessWorkers":
+    def open(self, plan: Plan, report: Report) -> "ProcessWorkers":
         """Make ready to start workers of `plan`.
 
         Raises:
@@ -117,7 +100,7 @@ class ProcessWorkers:
         self,
         options: Processes,
         plan: Plan,
-        report: Callable[[Exited | StopAsked], None],
+        report: Report,
     ) -> None:
         self._plan = plan
         self._report = report

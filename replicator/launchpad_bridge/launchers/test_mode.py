@@ -11,8 +11,7 @@ wait, too. Handlers run in the turn of their caller: they must not wait for othe
 Nodes that are processes cannot take turns, and are refused.
 """
 
-from collections.abc import Callable
-from typing import final
+import dataclasses
 
 from replicator.distributed.processes.driver import Worker
 from replicator.errors import ArgumentError
@@ -28,20 +27,22 @@ from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
+    Report,
     StopAsked,
     Workers,
 )
 from replicator.launchpad_bridge.running.stop_event import StopEvent
 
-_Report = Callable[[Exited | StopAsked], None]
 
-
-@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TestMode:
     """The launcher `lp.launch(program, launch_type="test")` uses.
 
     Attributes:
-      seed: Decides the order in which nodes run; None: they run as threads do.
+      serialize: Whether to check that the nodes could run in other processes.
+      seed: Decides the order in which nodes run, one at a time; None: they run as
+        threads do.
+      longest_turn_s: Seconds that one may run before it counts as stuck.
 
     >>> node = program.add_node(lp.PyNode(sum, [1, 2]), label="adder")
     >>> with lp.launch(program, lp.TestMode(seed=7)) as run:
@@ -54,26 +55,11 @@ class TestMode:
     shows_output = True
     __test__ = False  # no test class, for pytest
 
-    def __init__(
-        self,
-        *,
-        serialize: bool = True,
-        seed: int | None = None,
-        longest_turn_s: float = 60.0,
-    ) -> None:
-        """Choose how much is checked, and whether the order is fixed.
+    serialize: bool = True
+    seed: int | None = None
+    longest_turn_s: float = 60.0
 
-        Args:
-          serialize: Check that the nodes could run in other processes.
-          seed: Decides the order in which nodes run, one at a time; None: they run as
-            threads do.
-          longest_turn_s: Seconds that one may run before it counts as stuck.
-        """
-        self._serialize = serialize
-        self.seed = seed
-        self._longest_turn_s = longest_turn_s
-
-    def open(self, plan: Plan, report: _Report) -> Workers:
+    def open(self, plan: Plan, report: Report) -> Workers:
         """Make ready to start threads.
 
         Raises:
@@ -82,20 +68,19 @@ class TestMode:
         """
         if self.seed is not None:
             _check_threads(plan, self.seed)
-        threads = Threads(serialize=self._serialize)
+        threads = Threads(serialize=self.serialize)
         workers = threads.open(plan, report, launch_type=self.name)
         if self.seed is None:
             return workers
         names = [each.name for each in plan.executables]
-        turns = Turns(names, self.seed, longest_s=self._longest_turn_s)
+        turns = Turns(names, self.seed, longest_s=self.longest_turn_s)
         return _OrderedWorkers(plan, report, turns)
 
 
-@final
 class _OrderedWorkers:
     """Threads that take turns."""
 
-    def __init__(self, plan: Plan, report: _Report, turns: Turns) -> None:
+    def __init__(self, plan: Plan, report: Report, turns: Turns) -> None:
         self._plan = plan
         self._report = report
         self._turns = turns

@@ -10,9 +10,8 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from replicator.distributed.processes.driver import Worker
 from replicator.errors import NodeFailedError
@@ -21,6 +20,7 @@ from replicator.launchpad_bridge.protocols import (
     Executable,
     Exited,
     Plan,
+    Report,
     StopAsked,
 )
 from replicator.launchpad_bridge.recipes import pack
@@ -29,30 +29,27 @@ from replicator.launchpad_bridge.running.stop_event import StopEvent
 from replicator.launchpad_bridge.running.thread_interrupt import raise_in_thread
 
 _LOG = logging.getLogger(__name__)
-_Report = Callable[[Exited | StopAsked], None]
 
 
-@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Threads:
-    """The launcher `lp.launch(program, launch_type="threads")` uses."""
+    """The launcher `lp.launch(program, launch_type="threads")` uses.
+
+    Attributes:
+      serialize: Whether to check that the nodes could run in other processes.
+      by_reference: Whether to hand arguments and results over as they are, instead of
+        copies: quicker, but what one node changes in place changes in the other, unlike
+        under any other launcher.
+    """
 
     name = "threads"
     shows_output = True
 
-    def __init__(self, *, serialize: bool = False, by_reference: bool = False) -> None:
-        """Choose how much is checked, and how values pass.
-
-        Args:
-          serialize: Check that the nodes could run in other processes.
-          by_reference: Hand arguments and results over as they are, instead of copies:
-            quicker, but what one node changes in place changes in the other, unlike
-            under any other launcher.
-        """
-        self._serialize = serialize
-        self._by_reference = by_reference
+    serialize: bool = False
+    by_reference: bool = False
 
     def open(
-        self, plan: Plan, report: _Report, *, launch_type: str = name
+        self, plan: Plan, report: Report, *, launch_type: str = name
     ) -> "ThreadWorkers":
         """Make ready to start threads.
 
@@ -64,30 +61,26 @@ class Threads:
         Raises:
           LaunchError: A node does not pickle.
         """
-        if self._serialize:
+        if self.serialize:
             for executable in plan.executables:
                 pack(executable)
         return ThreadWorkers(
-            plan, report, launch_type=launch_type, by_reference=self._by_reference
+            plan, report, launch_type=launch_type, by_reference=self.by_reference
         )
 
 
-@final
+@dataclasses.dataclass(eq=False)
 class ThreadWorkers:
     """The threads of one run."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        report: _Report,
-        *,
-        launch_type: str,
-        by_reference: bool = False,
-    ) -> None:
-        self._plan = plan
-        self._report = report
-        self._launch_type = launch_type
-        self._by_reference = by_reference
+    plan: Plan
+    report: Report
+    _: dataclasses.KW_ONLY
+    launch_type: str
+    by_reference: bool = False
+
+    def __post_init__(self) -> None:
+        plan, report = self.plan, self.report
         processes = [each for each in plan.executables if has_own_process(each)]
         self._processes = (
             Processes().open(dataclasses.replace(plan, executables=processes), report)
@@ -114,12 +107,12 @@ class ThreadWorkers:
         if self._processes is not None and has_own_process(executable):
             return self._processes.start(executable, attempt)
         context = ThreadContext(
-            program=self._plan.program,
+            program=self.plan.program,
             worker=executable.name,
-            launch_type=self._launch_type,
+            launch_type=self.launch_type,
             attempt=attempt,
-            report=self._report,
-            by_reference=self._by_reference,
+            report=self.report,
+            by_reference=self.by_reference,
         )
         return ThreadWorker(executable, context)
 
@@ -134,7 +127,6 @@ def has_own_process(executable: Executable) -> bool:
     return getattr(executable.run, "own_process", False)
 
 
-@final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ThreadContext:
     """The `NodeContext` of a node in this process."""
@@ -143,7 +135,7 @@ class ThreadContext:
     worker: str
     launch_type: str
     attempt: int
-    report: _Report
+    report: Report
     stop_event: StopEvent = dataclasses.field(default_factory=StopEvent)
     exchange: Any = None
     by_reference: bool = False
@@ -153,7 +145,6 @@ class ThreadContext:
         self.report(StopAsked(by=self.worker))
 
 
-@final
 class ThreadWorker:
     """One node in a thread."""
 

@@ -14,7 +14,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.running.stop_event import StopEvent
@@ -26,9 +26,12 @@ class _Wait(NamedTuple):
     due_s: float
 
 
-@final
 class Turns:
-    """Turns of threads; safe for all threads."""
+    """Turns of threads; safe for all threads.
+
+    Attributes:
+      now_s: The program's own time.
+    """
 
     def __init__(self, names: Iterable[str], seed: int, *, longest_s: float) -> None:
         """Wait for all of `names` to come before the first gets its turn.
@@ -48,17 +51,12 @@ class Turns:
         self._waiting: dict[str, _Wait] = {}
         self._holder: str | None = None
         self._turn = 0
-        self._now_s = 0.0
+        self.now_s = 0.0
         self._longest_s = longest_s
         self._lost = ""
         # The name under which a thread takes turns; each thread sees its own.
         self._mine = threading.local()
         self._guests = 0
-
-    @property
-    def now_s(self) -> float:
-        """Return the program's own time."""
-        return self._now_s
 
     def has_turn(self) -> bool:
         """Return whether this thread takes turns, and has one."""
@@ -130,7 +128,7 @@ class Turns:
         """
         name = self._mine.name
         with self._condition:
-            due_s = self._now_s + timeout_s
+            due_s = self.now_s + timeout_s
             self._waiting[name] = _Wait(self._numbers[name], until, due_s)
             self._expected.discard(name)
             if self._holder == name:
@@ -173,7 +171,7 @@ class Turns:
             due_s = min(wait.due_s for wait in self._waiting.values())
             if due_s == float("inf"):
                 return  # until something comes from outside
-            self._now_s = due_s
+            self.now_s = due_s
             able = self._able()
         self._holder = self._random.choice(able)
         self._turn += 1
@@ -185,12 +183,11 @@ class Turns:
         able = [
             (wait.number, name)
             for name, wait in self._waiting.items()
-            if wait.due_s <= self._now_s or wait.until()
+            if wait.due_s <= self.now_s or wait.until()
         ]
         return [name for _, name in sorted(able)]
 
 
-@final
 class TurnEvent(StopEvent):
     """A stop event; to wait for it is to let others go on."""
 

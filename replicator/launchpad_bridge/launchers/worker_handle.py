@@ -9,13 +9,12 @@ with pipes (`piped_worker`), an actor of Ray (`on_ray/ray_cluster`). Each is a
 
 import dataclasses
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from replicator.errors import DecodeError
 from replicator.launchpad_bridge.launchers.worker_end import ProcessExit, exited
 from replicator.launchpad_bridge.launchers.worker_reports import ReportFrameReader
-from replicator.launchpad_bridge.protocols import Exited, StopAsked
+from replicator.launchpad_bridge.protocols import Report, StopAsked
 
 _JOIN_S = 5.0
 
@@ -29,11 +28,9 @@ class StartedProcess(Protocol):
 
     def stop(self) -> None:
         """Ask it to stop; returns at once."""
-        ...
 
     def kill(self) -> None:
         """End it and all that it started; returns at once."""
-        ...
 
     def wait(self, log_end: int | None) -> ProcessExit:
         """Wait until it has exited; return how.
@@ -45,7 +42,6 @@ class StartedProcess(Protocol):
 
     def close(self) -> None:
         """Free what belongs to this start, once it has exited."""
-        ...
 
 
 class WorkerHandle:
@@ -64,7 +60,7 @@ class WorkerHandle:
         name: str,
         attempt: int,
         process: StartedProcess,
-        report: Callable[[Exited | StopAsked], None],
+        report: Report,
     ) -> None:
         self.name = name
         self.attempt = attempt

@@ -33,17 +33,10 @@ from replicator.launchpad_bridge.addresses.address_books import (
     Book,
     RegistryOfParent,
 )
+from replicator.launchpad_bridge.launchers import worker_reports
 from replicator.launchpad_bridge.launchers.launcher_environment import (
     LauncherEnvironment,
     apply_settings,
-)
-from replicator.launchpad_bridge.launchers.worker_reports import (
-    ASK_PROGRAM_TO_STOP,
-    ASK_UNIT_TO_STOP,
-    STOP,
-    GoodEnd,
-    pack_error,
-    pack_result,
 )
 from replicator.launchpad_bridge.recipes import unpack
 from replicator.launchpad_bridge.running.stop_event import StopEvent
@@ -179,13 +172,13 @@ def _run(context: "_Context", job: Job) -> int:
         result = executable.run(context)
     except SystemExit as error:
         if error.code in (None, 0):
-            context.report(pack_result(None, context.good_end()))
+            context.report(worker_reports.pack_result(None, context.good_end()))
             return 0
         return _raised(context, error)
     except BaseException as error:
         return _raised(context, error)
     with _flushed():
-        context.report(pack_result(result, context.good_end()))
+        context.report(worker_reports.pack_result(result, context.good_end()))
     _name_threads_that_stay()
     return 0
 
@@ -193,7 +186,7 @@ def _run(context: "_Context", job: Job) -> int:
 def _raised(context: "_Context", error: BaseException) -> int:
     with _flushed():
         # The last lines are those printed before; the traceback travels in the report.
-        context.report(pack_error(error, log_bytes=_printed_bytes()))
+        context.report(worker_reports.pack_error(error, log_bytes=_printed_bytes()))
         with contextlib.suppress(OSError, ValueError):  # it has closed this stream
             traceback.print_exception(error)
     return 1
@@ -226,13 +219,13 @@ class _Context:
         self.address_book = None if job.book is None else _open_book(job.book)
 
     def stop_program(self) -> None:
-        self.report(ASK_PROGRAM_TO_STOP)
+        self.report(worker_reports.ASK_PROGRAM_TO_STOP)
 
     def _ask_unit(self) -> None:
         if self._listener.is_preempted:
-            self.report(ASK_UNIT_TO_STOP)
+            self.report(worker_reports.ASK_UNIT_TO_STOP)
 
-    def good_end(self) -> GoodEnd:
+    def good_end(self) -> worker_reports.GoodEnd:
         if not self.stop_event.is_set():
             return "returned"
         return "preempted" if self._listener.is_preempted else "stopped"
@@ -299,7 +292,7 @@ class _Listener:
             os.kill(os.getpid(), number)
             return
         with contextlib.suppress(OSError):
-            self._outbox.send(STOP)
+            self._outbox.send(worker_reports.STOP)
 
     def _listen(self) -> None:
         while self._obey_next(None):
@@ -315,7 +308,7 @@ class _Listener:
             data = os.read(source, 16)
         except ConnectionError:
             data = b""
-        if STOP in data and not self.stop_event.is_set():
+        if worker_reports.STOP in data and not self.stop_event.is_set():
             self.is_preempted = source == self._inbox.fileno()
             self.stop_event.set()
         # The end of the launcher's stream: it is dead, or wants this worker dead.

@@ -21,7 +21,7 @@ from replicator.rpc.arrivals import checked
 from replicator.rpc.codec.codec import Encoded, decode, encode
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.codec.registry import DEFAULT_REGISTRY
-from replicator.rpc.codec.wire_format import lay_out
+from replicator.rpc.codec.wire_format import in_one_piece
 from replicator.rpc.protocols import MessageKind
 from replicator.rpc.remote_errors import ErrorInfo, describe_error, remote_error
 
@@ -141,7 +141,7 @@ def rebuild_error(info: ErrorInfo, *, worker: str, where: str) -> RemoteError:
 
 
 def pack(
-    kind: bytes, head: bytes, body: bytes | bytearray = b"", log_bytes: int = 0
+    kind: bytes, head: bytes, body: bytes | memoryview = b"", log_bytes: int = 0
 ) -> bytes:
     """Return the bytes of one frame."""
     return _HEADER.pack(kind, log_bytes, len(head), len(body)) + head + body
@@ -218,8 +218,4 @@ def _error_info(values: tuple[Any, ...]) -> ErrorInfo:
 
 
 def _pack_value(kind: bytes, encoded: Encoded, log_bytes: int = 0) -> bytes:
-    offsets, size = lay_out(encoded.buffers)
-    body = bytearray(size)
-    for offset, buffer in zip(offsets, encoded.buffers, strict=True):
-        body[offset : offset + len(buffer)] = buffer
-    return pack(kind, encoded.head, body, log_bytes)
+    return pack(kind, encoded.head, in_one_piece(encoded.buffers), log_bytes)

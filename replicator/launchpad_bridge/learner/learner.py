@@ -34,6 +34,7 @@ from replicator.errors import (
 from replicator.hooks.schedule import Every, every
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
+from replicator.launchpad_bridge.learner import shares
 from replicator.launchpad_bridge.learner.lifted_step import lifted
 from replicator.launchpad_bridge.learner.options import LearnerOptions
 from replicator.launchpad_bridge.learner.played import Played
@@ -41,12 +42,6 @@ from replicator.launchpad_bridge.learner.published import (
     GET,
     PublishedVariables,
     Variables,
-)
-from replicator.launchpad_bridge.learner.shares import (
-    BatchShare,
-    Saves,
-    SharedBatches,
-    Shares,
 )
 from replicator.launchpad_bridge.learner.trajectory_batches import (
     LOOK_S,
@@ -100,9 +95,9 @@ class ReplicatedLearner:
         self._published = PublishedVariables(keep=earlier + 1)
         when = options.run.checkpoint_every
         regular = when if isinstance(when, Every) else every(n_steps=when)
-        self._saves = Saves(regular.n_steps, regular.seconds)
+        self._saves = shares.Saves(regular.n_steps, regular.seconds)
         self._taken: TrajectoryBatches | None = None
-        self._shares: Shares | None = None
+        self._shares: shares.Shares | None = None
         self._has_batches = False
         # Evaluated by a learner without an `eval_fn`; replaced, never changed.
         self._acted = _one_example({})
@@ -211,7 +206,9 @@ class ReplicatedLearner:
             time.sleep(_LOOK_S)
 
     @accepts(process=whole(1), number=whole(), timeout_s=seconds())
-    def share(self, process: int, number: int, timeout_s: float) -> BatchShare | None:
+    def share(
+        self, process: int, number: int, timeout_s: float
+    ) -> shares.BatchShare | None:
         """Return a process's rows of a batch; for the learner's own processes.
 
         Args:
@@ -313,7 +310,7 @@ class ReplicatedLearner:
         """Return the batches of this process; in the thread of the session."""
         stop = node_context.get_context().stop_event
         if self._process:
-            return SharedBatches(
+            return shares.SharedBatches(
                 self._first, self._process, self._saves, stopped=stop.wait
             )
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
@@ -324,7 +321,7 @@ class ReplicatedLearner:
             reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
         )
-        self._shares = Shares(self._taken, self._options.processes, self._saves)
+        self._shares = shares.Shares(self._taken, self._options.processes, self._saves)
         self._started.set()
         return self._shares
 

@@ -11,7 +11,6 @@ from replicator.errors import (
     check_count,
     check_function,
     check_kind,
-    check_whole,
 )
 from replicator.inputs.options import InputOptions
 from replicator.launchpad_bridge.learner.lifted_step import VariablesOf
@@ -93,11 +92,7 @@ class LearnerOptions:
         for name in ("max_policy_lag", "fixed_lag"):
             lag = getattr(self, name)
             if lag is not None:
-                check_whole(name, lag)
-                if lag < 0:
-                    raise ArgumentError(
-                        f"`{name}` must be 0 or more, got {lag}. Use 1."
-                    )
+                check_count(name, lag, least=0)
         if self.max_policy_lag is not None and self.fixed_lag is not None:
             raise ArgumentError(
                 "`max_policy_lag` must be left out where actors take turns, got both "

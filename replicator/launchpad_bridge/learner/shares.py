@@ -142,28 +142,24 @@ class Shares(Iterator[PyTree]):
         self._batches.set_state(state)
 
 
+@dataclasses.dataclass(eq=False)
 class SharedBatches(Iterator[PyTree]):
     """Batches in the other processes, which call the first one for them.
 
-    Args:
+    Attributes:
       first: Client of the first process.
       process: Number of this process.
       saves: Gets the updates behind which to save.
       stopped: Waits so many seconds for the program to stop; returns whether it does.
     """
 
-    def __init__(
-        self,
-        first: Any,
-        process: int,
-        saves: Saves,
-        *,
-        stopped: Callable[[float], bool],
-    ) -> None:
-        self._first = first
-        self._process = process
-        self._saves = saves
-        self._stopped = stopped
+    first: Any
+    process: int
+    saves: Saves
+    _: dataclasses.KW_ONLY
+    stopped: Callable[[float], bool]
+
+    def __post_init__(self) -> None:
         self._state: dict[str, Any] = {"batch": 0, "cut": None}
 
     def __iter__(self) -> Self:
@@ -173,10 +169,10 @@ class SharedBatches(Iterator[PyTree]):
         while True:
             number = self._state["batch"]
             try:
-                share = self._first.share(self._process, number, LOOK_S)
+                share = self.first.share(self.process, number, LOOK_S)
             except GONE as lost:
                 # The group ends as one: processes that live are killed, or stop.
-                if self._stopped(LOOK_S):
+                if self.stopped(LOOK_S):
                     raise StopIteration from None
                 raise DistributedError(
                     "The first process of the learner must send batches, got none "
@@ -186,11 +182,11 @@ class SharedBatches(Iterator[PyTree]):
                 continue
             if share.batch is None:
                 # All end at one step, and save: each waits for the stop request.
-                self._stopped(_STOP_COMES_S)
+                self.stopped(_STOP_COMES_S)
                 raise StopIteration
             self._state = share.state
             if share.is_saved:
-                self._saves.behind.add(number + 1)
+                self.saves.behind.add(number + 1)
             return share.batch
 
     def get_state(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ actors take turns, the cut behind the last batch that was learnt from.
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ _WARN_S = 30.0
 _log = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class TrajectoryBatches(Iterator[PyTree]):
     """Yields {"trajectories": leaves [B, ...], "version": int32 [B]} until a stop.
 
@@ -49,32 +51,24 @@ class TrajectoryBatches(Iterator[PyTree]):
     It is for one thread, but for `is_stopping` and `reached`.
 
     Attributes:
-      numbers: `Played.numbers` of all batches taken.
-      table_counts: Counts of the table at the last call for a batch.
-
-    Args:
       table: Table of trajectories, or a client of it.
       batch_size: B.
       is_stopping: Returns whether to yield no more.
       reached: `reached(version, timeout_s)` waits until the learner published it.
       max_policy_lag: Updates that a trajectory may have missed when it is learnt from;
         older ones are dropped. None for any number.
+      numbers: `Played.numbers` of all batches taken.
+      table_counts: Counts of the table at the last call for a batch.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        batch_size: int,
-        *,
-        is_stopping: Callable[[], bool],
-        reached: Callable[[int, float], bool],
-        max_policy_lag: int | None = None,
-    ) -> None:
-        self._table = table
-        self._batch_size = batch_size
-        self._is_stopping = is_stopping
-        self._reached = reached
-        self._max_policy_lag = max_policy_lag
+    table: Table
+    batch_size: int
+    _: dataclasses.KW_ONLY
+    is_stopping: Callable[[], bool]
+    reached: Callable[[int, float], bool]
+    max_policy_lag: int | None = None
+
+    def __post_init__(self) -> None:
         self._number = 0  # of the next batch, and so of its update
         # Of the last batch, as JSON, as `get_state` returns it.
         self._cut: dict[str, Any] | None = None
@@ -96,10 +90,10 @@ class TrajectoryBatches(Iterator[PyTree]):
           ArgumentError: The table is at another batch.
         """
         started_s = warned_s = time.monotonic()
-        while not self._is_stopping():
-            lag = self._max_policy_lag
+        while not self.is_stopping():
+            lag = self.max_policy_lag
             oldest = None if lag is None else max(self._number - lag, 0)
-            if oldest is None or self._reached(oldest, LOOK_S):
+            if oldest is None or self.reached(oldest, LOOK_S):
                 taken, lost = self._try_to_take(oldest)
             else:  # trajectories in the table would be too old by then
                 taken, lost = None, f"the learner has not published version {oldest}"
@@ -125,7 +119,7 @@ class TrajectoryBatches(Iterator[PyTree]):
             # published version would be too strict: later ones come while this waits.)
             taken = self._call(
                 "take",
-                count=self._batch_size,
+                count=self.batch_size,
                 oldest=oldest,
                 newest=self._number,
                 timeout_s=LOOK_S,
@@ -140,9 +134,9 @@ class TrajectoryBatches(Iterator[PyTree]):
         return taken, None
 
     def _call(self, method: str, **kwargs: Any) -> Any:
-        if isinstance(self._table, Client):  # which waits for a server that is gone
-            return self._table.call(method, (), kwargs, timeout_s=_CALL_S)
-        return getattr(self._table, method)(**kwargs)
+        if isinstance(self.table, Client):  # which waits for a server that is gone
+            return self.table.call(method, (), kwargs, timeout_s=_CALL_S)
+        return getattr(self.table, method)(**kwargs)
 
     def _batch(self, taken: Taken) -> PyTree:
         if taken.cut is not None and taken.cut.batch != self._number + 1:

@@ -5,6 +5,7 @@ calls once in an interval, however many call it, and replies from its cache; nev
 a reply older than `stale_after_ms`: then it calls, and the caller waits.
 """
 
+import dataclasses
 import functools
 import math
 import threading
@@ -113,35 +114,30 @@ class _Known:
             self.entry = entry
 
 
+@dataclasses.dataclass(eq=False)
 class Cacher:
-    """Replies from a cache, and refreshes it in the background."""
+    """Replies from a cache, and refreshes it in the background.
 
-    def __init__(
-        self,
-        target: Client,
-        refresh_interval_s: float,
-        stale_after_s: float,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Begin with an empty cache.
+    Attributes:
+      target: Client of the node whose replies are cached.
+      refresh_interval_s: Seconds between two refreshes.
+      stale_after_s: Age from which on a reply is not used.
+      now_s: Returns the time in seconds.
+    """
 
-        Args:
-          target: Client of the node whose replies are cached.
-          refresh_interval_s: Seconds between two refreshes.
-          stale_after_s: Age from which on a reply is not used.
-          now_s: Returns the time in seconds.
-        """
-        self.target = target
-        self._refresh_interval_s = refresh_interval_s
-        self._stale_after_s = stale_after_s
-        self._now_s = now_s
+    target: Client
+    refresh_interval_s: float
+    stale_after_s: float
+    now_s: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         # Guards `_known`; never held together with the lock of a call.
         self._lock = threading.Lock()
         self._known: dict[Any, _Known] = {}
 
     def run(self) -> None:
         """Make each cached call again, once in an interval, until the stop."""
-        while not stop_event().wait(self._refresh_interval_s):
+        while not stop_event().wait(self.refresh_interval_s):
             self.refresh()
 
     @accepts(method=text(), args=_ARGUMENTS, kwargs=_ARGUMENTS)
@@ -162,7 +158,7 @@ class Cacher:
                 raise CallCancelledError(f"Nobody waits for `{method}` any more.")
         try:
             if not self._is_fresh(entry := known.entry):
-                asked_s = self._now_s()
+                asked_s = self.now_s()
                 entry = _Entry(asked_s, self.target.call(method, args, kwargs))
                 known.renew(entry)
             return entry.value
@@ -177,7 +173,7 @@ class Cacher:
             if known.entry is _NEVER or known.is_asked:
                 continue
             known.is_asked = True
-            asked_s = self._now_s()
+            asked_s = self.now_s()
             future = self.target.futures.call(method, known.args, known.kwargs)
             future.add_done_callback(functools.partial(self._take, known, asked_s))
 
@@ -188,7 +184,7 @@ class Cacher:
             known.renew(_Entry(asked_s, future.result()))
 
     def _is_fresh(self, entry: _Entry) -> bool:
-        return self._now_s() - entry.asked_s <= self._stale_after_s
+        return self.now_s() - entry.asked_s <= self.stale_after_s
 
     def _known_of(
         self, method: str, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]

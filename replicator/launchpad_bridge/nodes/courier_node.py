@@ -23,7 +23,7 @@ from replicator.launchpad_bridge.running.node_context import (
     loose_context,
 )
 from replicator.launchpad_bridge.running.stopping import stop_event
-from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, wait_no_longer
+from replicator.rpc.client.client import DEFAULT_TIMEOUT_S, Client, fail_fast
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.server.methods import (
     Method,
@@ -91,7 +91,7 @@ class CourierHandle(Handle[Client]):
             context.root.when_over(client.close)
             if isinstance(client, Client):
                 # A server that has stopped before its callers is not started again.
-                context.stop_event.when_set(partial(wait_no_longer, client))
+                context.stop_event.when_set(partial(fail_fast, client))
         return client
 
     def __getattr__(self, name: str) -> Any:

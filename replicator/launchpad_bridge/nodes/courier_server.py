@@ -1,12 +1,11 @@
 """A server with Launchpad's courier names, for objects that start it themselves."""
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 _DRAIN_S = 10.0
 
 
-@final
 class CourierServer:
     """Argument of `set_courier_server`: the object starts and stops it.
 

@@ -50,15 +50,12 @@ class LiveRun(Protocol):
 
     def stop(self) -> None:
         """Ask it to stop."""
-        ...
 
     def interrupt(self, signum: int) -> None:
         """Note a signal and ask the run to stop; called in a signal handler."""
-        ...
 
     def wait_end(self) -> None:
         """Wait until it is over, whatever its outcome."""
-        ...
 
     def signal_status(self) -> int:
         """Return the exit status for the signal that ended it; 0 for none."""

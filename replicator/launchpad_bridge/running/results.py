@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import final
 
 from replicator.base.types import PyTree
 from replicator.errors import EncodeError
@@ -19,7 +18,6 @@ class Unsendable:
     reason: str
 
 
-@final
 class Results(Mapping[str, PyTree]):
     """The results of a run's workers, by name."""
 

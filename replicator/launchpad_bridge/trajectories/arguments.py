@@ -44,7 +44,7 @@ def _is_key(key: Any) -> bool:
     return _NAME.is_right(key) or _NUMBER.is_right(key)
 
 
-ROWS = rules.Rule(
+ROWS = rules.ArgumentRule(
     f"a pytree of arrays, of at most {_MOST_NODES} nodes, with names of at most "
     f"{rules.MAX_NAME} characters",
     _is_rows,
@@ -86,7 +86,9 @@ TAKE = rules.accepts(
     newest=_NUMBER,
     timeout_s=rules.seconds(),
 )
-BEGIN = rules.accepts(cut=rules.Rule("None, or a cut that a table returned", _is_cut))
+BEGIN = rules.accepts(
+    cut=rules.ArgumentRule("None, or a cut that a table returned", _is_cut)
+)
 STATISTICS = rules.accepts()
 
 

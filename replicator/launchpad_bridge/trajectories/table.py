@@ -189,7 +189,6 @@ class Table(Protocol):
         Raises:
           ArgumentError: The cut is of other actors, or of another order of turns.
         """
-        ...
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of trajectories and inserts so far."""

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from replicator.errors import ArgumentError, check_count, check_whole
+from replicator.errors import ArgumentError, check_count
 from replicator.launchpad_bridge.trajectories.table import Cut
 
 
@@ -40,9 +40,7 @@ class TurnOrder:
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
         check_count("rows_per_turn", self.rows_per_turn)
-        check_whole("lag", self.lag)
-        if self.lag < 0:
-            raise ArgumentError(f"`lag` must be at least 0, got {self.lag}. Use 1.")
+        check_count("lag", self.lag, least=0)
         if isinstance(self.actors, str) or not self.actors:
             raise ArgumentError(
                 f"`actors` must be a list of names, got {self.actors!r}. Pass the "

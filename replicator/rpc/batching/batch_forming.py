@@ -8,7 +8,7 @@ batch whose time is over goes on filling.
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, final
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,6 @@ class Batch:
     calls: list[Any]
 
 
-@final
 class BatchQueue:
     """Batches that wait or run; the driver holds a lock around each call.
 

@@ -18,7 +18,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeAlias, final
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from replicator.base.types import PyTree
 from replicator.errors import (
@@ -97,7 +97,6 @@ def batched_handler(
     return lambda fn: BatchedHandler(fn, rules)
 
 
-@final
 class BatchedHandler:
     """A function whose concurrent calls run together; made by `batched_handler`."""
 

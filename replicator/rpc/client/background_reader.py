@@ -9,7 +9,6 @@ the other announces that it sleeps, then looks at the table again.
 import queue
 import threading
 import time
-from typing import final
 
 from replicator.rpc.client.link import Link
 from replicator.rpc.client.reading_role import Inbox
@@ -19,7 +18,6 @@ _TICK_S = 0.25
 _IDLE_S = 10.0
 
 
-@final
 class BackgroundReader:
     """Reads for the futures of one link.
 

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from replicator.rpc.client.link import Answer, Link
 from replicator.rpc.client.request import Request
@@ -14,7 +14,6 @@ from replicator.rpc.client.request import Request
 _CANCELLING = threading.Lock()
 
 
-@final
 class CallFuture(concurrent.futures.Future[Any]):
     """Result to be of `client.futures.method(...)`.
 

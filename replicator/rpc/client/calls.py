@@ -9,6 +9,7 @@ once. No other call runs twice: what may have run raises an error instead.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import random
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import InvalidStateError
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
@@ -58,31 +59,25 @@ class Failed(NamedTuple):
     error: Exception
 
 
-@final
+@dataclasses.dataclass(eq=False)
 class Calls:
-    """The calls of one client."""
+    """The calls of one client; the first one connects.
 
-    def __init__(
-        self,
-        connector: Connector,
-        *,
-        address: str,
-        registry: Registry,
-        wait_for_ready: bool,
-    ) -> None:
-        """Prepare calls; the first one connects.
+    Attributes:
+      connector: Makes links to the server.
+      address: Address of the server, for errors.
+      registry: Classes whose exceptions are known here.
+      wait_for_ready: Whether calls wait for a server that is not there; may be changed
+        at any time, also for pending calls.
+    """
 
-        Args:
-          connector: Makes links to the server.
-          address: Address of the server, for errors.
-          registry: Classes whose exceptions are known here.
-          wait_for_ready: Whether calls wait for a server that is not there; may be
-            changed at any time, also for pending calls.
-        """
-        self._connector = connector
-        self._address = address
-        self._registry = registry
-        self.wait_for_ready = wait_for_ready
+    connector: Connector
+    _: dataclasses.KW_ONLY
+    address: str
+    registry: Registry
+    wait_for_ready: bool
+
+    def __post_init__(self) -> None:
         # `next` of it is atomic: any thread may make calls.
         self._ids = itertools.count(1)
         # Set by `close` and never cleared; also cuts short the wait between two tries.
@@ -93,11 +88,11 @@ class Calls:
     def drop_after_fork(self) -> None:
         """Make no calls in this forked child; its parent's calls go on there."""
         # New objects: a thread of the parent may have held the locks of the old ones.
-        waiting = [*self._connector.drop_after_fork(), *self._resender.waiting()]
+        waiting = [*self.connector.drop_after_fork(), *self._resender.waiting()]
         self._closed, self._resender = threading.Event(), Resender()
         for future in waiting:
             if isinstance(future, CallFuture):
-                future.inherited = call_errors.inherited(self._address)
+                future.inherited = call_errors.inherited(self.address)
 
     def call(
         self,
@@ -112,7 +107,7 @@ class Calls:
         started_s = time.monotonic()
         deadline_s = math.inf if timeout_s is None else started_s + timeout_s
         # Read once, without a lock: it may be lost at any time, which `ask` reports.
-        link = self._connector.link
+        link = self.connector.link
         answer = None
         if link is not None:
             try:
@@ -146,7 +141,7 @@ class Calls:
             deadline_s=math.inf if timeout_s is None else started_s + timeout_s,
         )
         future = CallFuture(request, self._take)
-        link = self._connector.link
+        link = self.connector.link
         # Not connected here: a future never makes its caller wait for a server.
         if link is None:
             self._resender.put(future, 0.0, self._resend)
@@ -156,7 +151,7 @@ class Calls:
 
     def wait_until_ready(self, timeout_s: float | None) -> None:
         """Wait until the server answers, also if calls do not wait for it."""
-        self.call(HELLO, [self._connector.name], {}, timeout_s)
+        self.call(HELLO, [self.connector.name], {}, timeout_s)
 
     def close(self) -> None:
         """Give all calls up; take no more."""
@@ -164,7 +159,7 @@ class Calls:
         self._closed.set()
         # Before the waiting futures are taken out: one that is put back after that
         # finds no link, and fails in its turn because the client is closed.
-        self._connector.close()
+        self.connector.close()
         left = self._resender.take_all()
         for future in left:
             _set_error(future, self._closed_error(future.request.method))
@@ -193,7 +188,7 @@ class Calls:
 
     def _try(self, request: Request) -> Answer:
         request.attempts += 1
-        link = self._connector.connect(request.remaining_s)
+        link = self.connector.connect(request.remaining_s)
         try:
             if isinstance(link, Failure):
                 return link
@@ -248,7 +243,7 @@ class Calls:
         """Try futures that wait for a server, all with one attempt to connect."""
         left_s = min(future.request.remaining_s for future in futures)
         try:
-            link = self._connector.connect(min(left_s, _RESEND_TIMEOUT_S))
+            link = self.connector.connect(min(left_s, _RESEND_TIMEOUT_S))
         except Exception as error:
             for future in futures:
                 _set_error(future, error)
@@ -305,7 +300,7 @@ class Calls:
                     method=request.method,
                     server=edge.server,
                     address=edge.address,
-                    registry=self._registry,
+                    registry=self.registry,
                 )
             )
         if why == answers.EXPIRED:
@@ -334,10 +329,10 @@ class Calls:
         )
 
     def _edge(self, method: str) -> CallTarget:
-        return CallTarget(method, self._connector.server, self._address)
+        return CallTarget(method, self.connector.server, self.address)
 
     def _may_repeat(self, method: str) -> bool:
-        return method in self._connector.retried or method.startswith("~")
+        return method in self.connector.retried or method.startswith("~")
 
 
 def _set_error(future: CallFuture, error: Exception) -> None:

@@ -16,7 +16,7 @@
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar
 
 from replicator.base.host.plain_text import plain
 from replicator.base.types import PyTree
@@ -44,7 +44,7 @@ _DEFAULT_LIMITS = MessageLimits()
 _Made = TypeVar("_Made")
 
 
-class _Methods(Generic[_Made]):
+class Methods(Generic[_Made]):
     """The methods of a server, each of which makes a call."""
 
     def __init__(
@@ -110,13 +110,11 @@ class _Methods(Generic[_Made]):
         return self._make(method, args, kwargs or {}, timeout_s)
 
 
-@final
-class Futures(_Methods[CallFuture]):
+class Futures(Methods[CallFuture]):
     """Methods of a server that return a future each."""
 
 
-@final
-class Client(_Methods[PyTree]):
+class Client(Methods[PyTree]):
     """Calls a server's methods as if they were its own.
 
     Any thread may use it. A call runs at most once, unless its method is `idempotent`;
@@ -265,7 +263,7 @@ def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def wait_no_longer(client: Client) -> None:
+def fail_fast(client: Client) -> None:
     """Make pending and future calls fail at once if the server is gone.
 
     For programs that end, where no server will start any more.

@@ -1,9 +1,9 @@
 """Connect a client to its server: one link, made when needed, again when lost."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from typing import final
 
 from replicator.base.host.plain_text import plain
 from replicator.errors import (
@@ -25,42 +25,32 @@ from replicator.rpc.protocols import Connection
 _CONNECT_TIMEOUT_S = 10.0
 
 
-@final
+@dataclasses.dataclass(eq=False)
 class Connector:
     """Maker and holder of the link.
 
     Attributes:
+      dial: Connects to the server within the given seconds.
+      address: Address of the server, for errors.
+      heartbeat_s: See `Link`.
+      name: Name of the client in the server's statistics.
       link: Link that takes calls; None while there is none.
       server: Label of the server that answered last.
       retried: Idempotent methods of that server.
-      name: Name of the client in the server's statistics.
     """
 
-    def __init__(
-        self,
-        dial: Callable[[float], Connection],
-        *,
-        address: str,
-        heartbeat_s: float,
-        name: str = "",
-    ) -> None:
-        """Make one that is not connected.
+    dial: Callable[[float], Connection]
+    _: dataclasses.KW_ONLY
+    address: str
+    heartbeat_s: float
+    name: str = ""
 
-        Args:
-          dial: Connects to the server within the given seconds.
-          address: Address of the server, for errors.
-          heartbeat_s: See `Link`.
-          name: Name of the client in the server's statistics.
-        """
+    def __post_init__(self) -> None:
         self.link: Link | None = None
         self.server = "the server"
         self.retried: frozenset[str] = frozenset()
-        self.name = name
         self.is_closed = False
         self._is_inherited = False
-        self._dial = dial
-        self._address = address
-        self._heartbeat_s = heartbeat_s
         # Held while connecting, hello included. `close` and `_forget` never take it:
         # they must get through meanwhile, and `lose` calls `_forget` in this thread.
         self._lock = threading.Lock()
@@ -85,7 +75,7 @@ class Connector:
           ArgumentError: The address is invalid, or there is no secret.
         """
         if self._is_inherited:
-            raise inherited(self._address)
+            raise inherited(self.address)
         until_s = time.monotonic() + min(max(timeout_s, 0.0), _CONNECT_TIMEOUT_S)
         if not self._lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
             return Failure(TryOutcome.UNREACHABLE)
@@ -107,7 +97,7 @@ class Connector:
 
     def _connect(self, until_s: float) -> Link | Failure:
         try:
-            connection = self._dial(max(1e-3, until_s - time.monotonic()))
+            connection = self.dial(max(1e-3, until_s - time.monotonic()))
         except AuthenticationError as error:
             # Also an OSError. Trying again does not help, unless the time for this try
             # was just too short for the server to prove anything.
@@ -116,7 +106,7 @@ class Connector:
             return Failure(TryOutcome.UNREACHABLE, error)
         except (ConnectionLostError, CallTimeoutError, OSError) as error:
             return Failure(TryOutcome.UNREACHABLE, error)
-        link = Link(connection, heartbeat_s=self._heartbeat_s, on_gone=self._forget)
+        link = Link(connection, heartbeat_s=self.heartbeat_s, on_gone=self._forget)
         # Made here, as its file imports that of the link. No thread starts yet.
         link.reader = BackgroundReader(link)
         try:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias, final
+from typing import NamedTuple, Protocol, TypeAlias
 
 from replicator.base.types import PyTree
 from replicator.errors import (
@@ -84,7 +84,6 @@ class WaitingCall(Protocol):
         """Take the answer; called once, by the thread that reads."""
 
 
-@final
 @dataclasses.dataclass(slots=True, eq=False)
 class SyncCall:
     """A call whose caller waits in its own thread."""
@@ -106,7 +105,6 @@ class SyncCall:
         self.inbox.put(None)
 
 
-@final
 class Link:
     """Connection to a server, and the calls that wait on it.
 

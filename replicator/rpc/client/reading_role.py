@@ -13,12 +13,10 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from typing import final
 
 Inbox = queue.SimpleQueue[None]
 
 
-@final
 class ReadingRole:
     """A lock whose next holder is woken by its last one.
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from replicator.base.types import PyTree
 from replicator.rpc.codec.no_argument_calls import NoArgumentCall
@@ -30,7 +30,6 @@ def body_of(
     return _new_tuple(NoArgumentCall, (method, None, None, timeout_s))
 
 
-@final
 class Request:
     """A call with its deadline and the number of its tries.
 

@@ -9,14 +9,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from replicator.rpc.client.call_futures import CallFuture
 
 Send: TypeAlias = Callable[[list[CallFuture]], None]
 
 
-@final
 class Resender:
     """Futures to be sent, each with the time when it is due."""
 

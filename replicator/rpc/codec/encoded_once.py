@@ -2,12 +2,11 @@
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar
 
 _Value = TypeVar("_Value")
 
 
-@final
 class EncodedOnce(Generic[_Value]):
     """A value that is encoded once, however often it is sent and to whomever.
 

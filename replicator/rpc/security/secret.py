@@ -11,12 +11,13 @@ A `Secret` is never shown: `repr` is redacted, pickling raises, and other code u
 traceback.
 """
 
+import contextlib
 import hmac
 import os
 import secrets
 import tempfile
 from collections.abc import Mapping
-from typing import NoReturn, Self, final
+from typing import NoReturn, Self
 
 from replicator.base.host.paths import expanded
 from replicator.errors import AuthenticationError, EncodeError
@@ -32,7 +33,6 @@ DESCRIPTOR_VARIABLE = "REPLICATOR_RPC_SECRET_FD"
 _VARIABLES = (FILE_VARIABLE, DESCRIPTOR_VARIABLE)  # the first counts
 
 
-@final
 class Secret:
     """32 random bytes that prove that a process belongs to the program."""
 
@@ -82,6 +82,32 @@ class Secret:
             return cls.from_descriptor(descriptor)
         finally:
             os.close(descriptor)
+
+    @classmethod
+    def read_or_make(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the secret in a file; make both where there is none.
+
+        Of several processes that come at once, all return the first one's.
+
+        >>> Secret.read_or_make("shared") == Secret.read_or_make("shared")
+        True
+
+        Args:
+          path: File, in a directory that others cannot write to.
+
+        Raises:
+          AuthenticationError: Others can write to the directory, or read the file.
+        """
+        # Under another name first: a process that dies here leaves no half a secret.
+        draft = f"{os.fspath(path)}.{secrets.token_hex(8)}"
+        cls.generate().write(draft)
+        try:
+            # Whole or not at all, and never over another's.
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+        finally:
+            os.unlink(draft)
+        return cls.read(path)
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Self:

@@ -9,7 +9,7 @@ room or for news, leaves seats to those that bring it.
 import collections
 import itertools
 from collections.abc import Hashable
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar
 
 _FEW_SEATS = 2  # of a client, to which the reserved ones are open
 
@@ -17,7 +17,6 @@ _Source = TypeVar("_Source", bound=Hashable)
 _Call = TypeVar("_Call")
 
 
-@final
 class FairQueue(Generic[_Source, _Call]):
     """Calls in the order of their client, clients in turn; its owner holds a lock."""
 

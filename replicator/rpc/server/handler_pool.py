@@ -10,7 +10,6 @@ looks at the other afterwards, in `_dispatch`.
 
 import functools
 import threading
-from typing import final
 
 from replicator.rpc.server.fair_queue import FairQueue
 from replicator.rpc.server.served_call import Caller, ServedCall
@@ -19,7 +18,6 @@ from replicator.rpc.server.worker_threads import WorkerThreads
 _RESERVED_OF = 16  # one slot in so many
 
 
-@final
 class HandlerPool:
     """Slots, and the calls that wait for one."""
 

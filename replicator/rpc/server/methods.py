@@ -9,7 +9,7 @@ only the methods that declare the arguments they accept (`base/accepts`).
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from replicator.base.accepts import accepted_by
 from replicator.errors import ArgumentError, check_not_async
@@ -55,7 +55,6 @@ def idempotent(function: _Function) -> _Function:
     return function
 
 
-@final
 class Method:
     """One method of a server: its function, and how quick its calls have been.
 

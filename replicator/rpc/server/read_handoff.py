@@ -16,7 +16,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import final
 
 from replicator.rpc.server.served_call import ServedCall
 from replicator.rpc.server.worker_threads import WorkerThreads
@@ -26,7 +25,6 @@ _LOOKS_BEFORE_SLEEP = 50
 _LONGEST_SLEEP_S = 60.0
 
 
-@final
 class ReadHandoff:
     """Watch that relieves busy readers; it looks every 2 ms.
 
@@ -78,7 +76,6 @@ class ReadHandoff:
         self.is_asleep = False
 
 
-@final
 class ReadingRight:
     """Right to read one connection, or one selector; passes from thread to thread.
 

@@ -4,12 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import final
 
 _BETWEEN_S = 1.0
 
 
-@final
 class RefusalLog:
     """Warns of refused clients, once a second at most."""
 

@@ -16,7 +16,7 @@ import os
 import select
 import threading
 import time
-from typing import Protocol, final
+from typing import Protocol
 
 from replicator.errors import CallTimeoutError, RpcError
 from replicator.rpc.adaptive_spin import AdaptiveSpin
@@ -59,7 +59,6 @@ class WatchedConnection(Protocol):
         """Disconnect."""
 
 
-@final
 class SelectorLoop:
     """Reads connections, in one thread at a time."""
 

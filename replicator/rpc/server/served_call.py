@@ -11,7 +11,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
-from typing import Protocol, final
+from typing import Protocol
 
 from replicator.base.types import PyTree
 from replicator.rpc.protocols import Connection, MessageKind
@@ -73,7 +73,6 @@ class _RunningHere(threading.local):
 running_here = _RunningHere()
 
 
-@final
 class ServedCall:
     """One call, from when it was read until its reply was sent.
 

@@ -15,7 +15,7 @@ import difflib
 import logging
 import threading
 import time
-from typing import Any, final
+from typing import Any
 
 from replicator.base.types import PyTree
 from replicator.errors import RpcError
@@ -39,7 +39,6 @@ _LOOK_S = 1.0
 _CALL = int(MessageKind.CALL)
 
 
-@final
 class ServedConnection:
     """One client of a server.
 

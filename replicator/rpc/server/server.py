@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, Self
 
 from replicator.base.host.forks import register_fork_drop
 from replicator.errors import (
@@ -53,7 +53,6 @@ _LOOK_S = 0.05
 _DEFAULT_LIMITS = MessageLimits()
 
 
-@final
 class Server:
     """Server of the public methods that an object declares, and of functions.
 

@@ -6,7 +6,6 @@
 import dataclasses
 import threading
 from collections.abc import Mapping
-from typing import final
 
 from replicator.base.types import PyTree
 from replicator.rpc.arrivals import checked
@@ -27,7 +26,6 @@ _MOST_CALLERS = 256
 """Most client names that are counted: names that change fill no memory."""
 
 
-@final
 class Service:
     """Shared state of a server."""
 

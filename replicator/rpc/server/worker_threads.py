@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import final
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +19,6 @@ Task = Callable[[], None]
 _Inbox = queue.SimpleQueue[Task | None]
 
 
-@final
 class WorkerThreads:
     """Runs each task in a thread of its own, new or used."""
 

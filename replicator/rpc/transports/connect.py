@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 import shutil
 import socket
 import struct
@@ -19,17 +18,7 @@ from replicator.rpc.protocols import Connection, Listener
 from replicator.rpc.security.authentication import HANDSHAKE_TIMEOUT_S
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
-from replicator.rpc.transports.addresses import (
-    Address,
-    GrpcAddress,
-    InProcessAddress,
-    UnixAddress,
-    check_socket_directory,
-    make_socket_directory,
-    nearest_first,
-    parse,
-    parse_all,
-)
+from replicator.rpc.transports import addresses
 from replicator.rpc.transports.in_process import (
     InProcessListener,
     connect_in_process,
@@ -74,7 +63,9 @@ def connect(
       ConnectionLostError: Nobody listens there, or does not answer in time.
     """
     encoding = Encoding(registry, limits)
-    places = nearest_first(parse_all(address), is_in_process=is_in_process)
+    places = addresses.nearest_first(
+        addresses.parse_all(address), is_in_process=is_in_process
+    )
     if not places:
         raise ConnectionLostError(
             f"Nobody listens at {address}: no such socket on this host, or listener in "
@@ -87,11 +78,11 @@ def connect(
         left_s = max(deadline - time.monotonic(), 0.0)
         try:
             match place:
-                case InProcessAddress():
+                case addresses.InProcessAddress():
                     return connect_in_process(place.name, timeout_s=left_s)
-                case UnixAddress():
+                case addresses.UnixAddress():
                     return _connect_unix(place, secret, encoding, left_s)
-                case GrpcAddress():
+                case addresses.GrpcAddress():
                     return _grpc().connect_grpc(
                         str(place),
                         secret=_secret_of(place, secret),
@@ -140,17 +131,17 @@ def listen(
       AuthenticationError: Others may enter the socket's directory, or have the secret.
     """
     encoding = Encoding(registry, limits)
-    place = parse(address)
+    place = addresses.parse(address)
     match place:
-        case InProcessAddress():
+        case addresses.InProcessAddress():
             return InProcessListener(
                 place.name,
                 encoding=encoding,
                 force_encoding=force_encoding,
             )
-        case UnixAddress():
+        case addresses.UnixAddress():
             return _listen_unix(place, secret, encoding)
-        case GrpcAddress():
+        case addresses.GrpcAddress():
             return _grpc().GrpcListener(
                 address,
                 secret=_secret_of(place, secret),
@@ -161,7 +152,7 @@ def listen(
 
 
 def _connect_unix(
-    place: UnixAddress,
+    place: addresses.UnixAddress,
     secret: Secret | None,
     encoding: Encoding,
     timeout_s: float,
@@ -172,7 +163,7 @@ def _connect_unix(
             "`address` of the server."
         )
     deadline = time.monotonic() + timeout_s
-    check_socket_directory(place.path, address=str(place))
+    addresses.check_socket_directory(place.path, address=str(place))
     # After the directory was checked: what lies beside the socket is this user's.
     secret = _secret_of(place, secret)
     sock = _connected_socket(place, timeout_s)
@@ -185,7 +176,7 @@ def _connect_unix(
     )
 
 
-def _connected_socket(place: UnixAddress, timeout_s: float) -> socket.socket:
+def _connected_socket(place: addresses.UnixAddress, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not Python's timeout: a full backlog would be an error at once.
@@ -206,21 +197,25 @@ def _connected_socket(place: UnixAddress, timeout_s: float) -> socket.socket:
 
 
 def _listen_unix(
-    place: UnixAddress,
+    place: addresses.UnixAddress,
     secret: Secret | None,
     encoding: Encoding,
 ) -> Listener:
     owns_directory = not place.path
     if owns_directory:
-        place = UnixAddress(os.path.join(make_socket_directory(), _SOCKET_NAME))
+        place = addresses.UnixAddress(
+            os.path.join(addresses.make_socket_directory(), _SOCKET_NAME)
+        )
     else:
         _make_directory(place)
     folder = os.path.dirname(place.path)
     try:
-        check_socket_directory(place.path, address=str(place))
+        addresses.check_socket_directory(place.path, address=str(place))
         return UnixListener(
             place.path,
-            secret=secret or _secret_beside(place) or _new_secret_beside(place),
+            secret=secret
+            or _secret_beside(place)
+            or Secret.read_or_make(os.path.join(folder, SECRET_NAME)),
             encoding=encoding,
             owns_directory=owns_directory,
         )
@@ -230,7 +225,7 @@ def _listen_unix(
         raise
 
 
-def _make_directory(place: UnixAddress) -> None:
+def _make_directory(place: addresses.UnixAddress) -> None:
     # Only the last folder, and for this user alone; its owner is checked afterwards.
     try:
         os.mkdir(os.path.dirname(place.path), 0o700)
@@ -243,8 +238,8 @@ def _make_directory(place: UnixAddress) -> None:
         ) from error
 
 
-def _secret_of(place: Address, secret: Secret | None) -> Secret:
-    if secret is None and isinstance(place, UnixAddress):
+def _secret_of(place: addresses.Address, secret: Secret | None) -> Secret:
+    if secret is None and isinstance(place, addresses.UnixAddress):
         secret = _secret_beside(place)
     elif secret is None:
         secret = Secret.from_environment()
@@ -256,30 +251,13 @@ def _secret_of(place: Address, secret: Secret | None) -> Secret:
     return secret
 
 
-def _secret_beside(place: UnixAddress) -> Secret | None:
+def _secret_beside(place: addresses.UnixAddress) -> Secret | None:
     """Return that of the socket's directory, or else of the environment."""
     path = os.path.join(os.path.dirname(place.path), SECRET_NAME)
     try:
         return Secret.read(path)
     except FileNotFoundError:
         return Secret.from_environment()
-
-
-def _new_secret_beside(place: UnixAddress) -> Secret:
-    """Put a new secret beside the socket; return another process's if it was first."""
-    path = os.path.join(os.path.dirname(place.path), SECRET_NAME)
-    unfinished = f"{path}.{secrets.token_hex(8)}"
-    # Under another name first: a process that dies here leaves no half a secret.
-    secret = Secret.generate()
-    secret.write(unfinished)
-    try:
-        # Whole or not at all, and never over another's.
-        os.link(unfinished, path)
-        return secret
-    except FileExistsError:
-        return Secret.read(path)
-    finally:
-        os.unlink(unfinished)
 
 
 def _grpc() -> Any:

@@ -5,6 +5,7 @@ the codec instead, as between processes: it proves that calls do not rely on sha
 and that their values can be sent.
 """
 
+import dataclasses
 import functools
 import os
 import secrets
@@ -28,46 +29,40 @@ _WAITING_CLIENTS = 128
 _Item = TypeVar("_Item")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class InProcessConnection:
-    """One end of a connection within this process; see `Connection`."""
+    """One end of a connection within this process; see `Connection`.
 
-    def __init__(
-        self,
-        peer: str,
-        *,
-        incoming: "_Queue[Message]",
-        outgoing: "_Queue[Message]",
-        encoding: Encoding,
-        force_encoding: bool,
-    ) -> None:
-        """Join two queues to a connection; `connect` makes both ends."""
-        self._peer = peer
-        # Each queue is the other end's, the other way round; both have locks of their
-        # own, and none is held while the other is used.
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._encoding = encoding
-        self._force_encoding = force_encoding
+    Attributes:
+      peer: Name of the other end, for people.
+      incoming: Queue that is the other end's `outgoing`.
+      outgoing: Queue that is its `incoming`.
+      encoding: Encoding of values.
+      force_encoding: Whether values pass through it.
+    """
 
-    @property
-    def peer(self) -> str:
-        """Name the other end for people."""
-        return self._peer
+    peer: str
+    _: dataclasses.KW_ONLY
+    # Both have locks of their own, and none is held while the other is used.
+    incoming: "_Queue[Message]"
+    outgoing: "_Queue[Message]"
+    encoding: Encoding
+    force_encoding: bool
 
     def send(
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message; return its bytes, 0 without encoding. See `Connection`."""
-        if self._force_encoding:
+        if self.force_encoding:
             payload = self._encoded(value)
         else:
             is_kept = type(value) is EncodedOnce
             payload = PlainPayload(value.value if is_kept else value)
         try:
-            self._outgoing.put(Message(kind, call_id, payload), timeout_s)
+            self.outgoing.put(Message(kind, call_id, payload), timeout_s)
         except TimeoutError:
             raise CallTimeoutError(
-                f"{self._peer} does not read: there was no room for a message within "
+                f"{self.peer} does not read: there was no room for a message within "
                 "its time."
             ) from None
         except EOFError:
@@ -77,17 +72,17 @@ class InProcessConnection:
     def receive(self, *, timeout_s: float | None) -> Message:
         """Return the next message. See `Connection`."""
         try:
-            return self._incoming.take(timeout_s)
+            return self.incoming.take(timeout_s)
         except TimeoutError:
             raise CallTimeoutError(
-                f"{self._peer} sent no message within {timeout_s:g} s."
+                f"{self.peer} sent no message within {timeout_s:g} s."
             ) from None
         except EOFError:
             raise self._lost() from None
 
     def has_received(self) -> bool:
         """Return whether `receive` has a message without waiting."""
-        return bool(self._incoming)
+        return bool(self.incoming)
 
     def fileno(self) -> int | None:
         """Return None: there is nothing to `select` on."""
@@ -96,16 +91,16 @@ class InProcessConnection:
     def close(self) -> None:
         """Close it; messages on the way to the other end still arrive there."""
         # The other end may still take what was sent; this end drops what it received.
-        self._outgoing.end()
-        self._incoming.end(drop=True)
+        self.outgoing.end()
+        self.incoming.end(drop=True)
 
     def _encoded(self, value: PyTree) -> Payload:
-        head, buffers, _ = self._encoding.encode(value)
-        check_fits(head, lay_out(buffers), self._encoding.limits)
-        return EncodedPayload(head, in_one_piece(buffers), self._encoding)
+        head, buffers, _ = self.encoding.encode(value)
+        check_fits(head, lay_out(buffers), self.encoding.limits)
+        return EncodedPayload(head, in_one_piece(buffers), self.encoding)
 
     def _lost(self) -> ConnectionLostError:
-        return ConnectionLostError(f"The connection is lost: {self._peer} is closed.")
+        return ConnectionLostError(f"The connection is lost: {self.peer} is closed.")
 
 
 class InProcessListener:

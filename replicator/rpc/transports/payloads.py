@@ -1,7 +1,6 @@
 """The value of a received message, decoded when it is taken."""
 
 import dataclasses
-from typing import final
 
 from replicator.base.types import PyTree
 from replicator.rpc.codec.codec import Encoded, decode, encode
@@ -27,7 +26,6 @@ class Encoding:
         return encode(value, registry=self.registry, limits=self.limits)
 
 
-@final
 class EncodedPayload:
     """A value as bytes, decoded when it is taken; see `Payload`.
 
@@ -62,7 +60,6 @@ class EncodedPayload:
         return decode(self._head, body, registry=known.registry, limits=known.limits)
 
 
-@final
 class PlainPayload:
     """A value itself: nothing was encoded.
 

@@ -24,7 +24,7 @@ import random
 import re
 from typing import Literal, TypeAlias, get_args
 
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count, check_word
 
 Kind: TypeAlias = Literal[
     "kill",
@@ -76,12 +76,8 @@ class Fault:
     always: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ArgumentError(
-                f"`kind` must be one of {list(KINDS)}, got {self.kind!r}. Use `kill`."
-            )
-        if self.at < 1:
-            raise ArgumentError(f"`at` must be at least 1, got {self.at}. Use 1.")
+        check_word("kind", self.kind, KINDS)
+        check_count("at", self.at)
         if (self.seconds is not None) != (self.kind in _TIMED):
             need = "have a time" if self.kind in _TIMED else "have no time"
             raise ArgumentError(

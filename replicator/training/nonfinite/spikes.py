@@ -13,9 +13,9 @@ from typing import get_args
 from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
-    check_number,
+    check_count,
+    check_positive,
     check_text,
-    check_whole,
     check_word,
 )
 from replicator.training.nonfinite.policy import OnSpike
@@ -49,17 +49,9 @@ class Spikes:
 
     def __post_init__(self) -> None:
         check_text("metric", self.metric)
-        check_number("factor", self.factor)
-        check_whole("window", self.window)
+        check_positive("factor", self.factor, "Use 10.")
+        check_count("window", self.window, "Use 100.", least=_LEAST)
         check_word("action", self.action, get_args(OnSpike))
-        if not self.factor > 0:
-            raise ArgumentError(
-                f"`factor` must be positive, got {self.factor}. Use 10."
-            )
-        if self.window < _LEAST:
-            raise ArgumentError(
-                f"`window` must be at least {_LEAST}, got {self.window}. Use 100."
-            )
 
     def decide(
         self, seen: tuple[float, ...], value: float

@@ -21,7 +21,6 @@ from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.host.standard_streams import say_raw
 from replicator.errors import ArgumentError
 from replicator.hooks.protocol import Hook, StateEvent
-from replicator.monitoring.phases import Phase
 from replicator.training.node import STOPPED, ProgramNode
 from replicator.training.preemption.stop_agreement import StopAgreement, StopPoint
 from replicator.training.run_spec import RunSpec
@@ -212,6 +211,7 @@ class Preemption(Hook):
                 self.on_asked(name)
 
 
+@dataclasses.dataclass(eq=False)
 class LeaveSaved(Hook):
     """Save the run at the step where all processes stop, and leave: the last hook.
 
@@ -222,34 +222,26 @@ class LeaveSaved(Hook):
     evaluation, the last row of metrics) is left to the resumed run. A process that is
     alone and waits for its input can save its state, and leaves at once.
 
-    Args:
+    Attributes:
       spec: The run; after its last step it simply ends.
       preemption: Handler of signals; not itself a hook of the same loop.
       saving: Hook that saves the whole run.
       first_step: Updates made before this opening.
-
-    Attributes:
-      saving: The argument.
       has_left: Whether the run is saved and makes no more steps.
     """
 
-    phase: Phase = "save"
+    phase = "save"
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        preemption: Preemption,
-        saving: Hook,
-        *,
-        first_step: int,
-    ) -> None:
-        self._spec = spec
-        self._preemption = preemption
-        self.saving = saving
-        self._first_step = first_step
+    spec: RunSpec
+    preemption: Preemption
+    saving: Hook
+    _: dataclasses.KW_ONLY
+    first_step: int
+
+    def __post_init__(self) -> None:
         self._newest: StateEvent | None = None
         self.has_left = False
-        preemption.on_asked = self.leave_if_waiting
+        self.preemption.on_asked = self.leave_if_waiting
 
     @property
     def should_stop(self) -> bool:
@@ -264,14 +256,14 @@ class LeaveSaved(Hook):
           KeyboardInterrupt: Likewise, at an interactive prompt.
         """
         self._newest = event
-        self._preemption.on_state(event)
+        self.preemption.on_state(event)
         # After its last step the run ends, saved, anyway.
-        if self._preemption.should_stop and event.goes_on():
+        if self.preemption.should_stop and event.goes_on():
             self.leave_saved()
 
     def close(self) -> None:
         """Stop reacting to signals."""
-        self._preemption.on_asked = None
+        self.preemption.on_asked = None
         self._newest = None
 
     def leave_if_waiting(self, signal_name: str) -> None:
@@ -280,7 +272,7 @@ class LeaveSaved(Hook):
         # of the wait. The state is donated only once the batch is there. Input that was
         # read and not used is read again: the position is that of the last step. A
         # loop's own step may have donated the state: then it leaves after that step.
-        if self._spec.phases.current.phase == "input" and self._is_state_there():
+        if self.spec.phases.current.phase == "input" and self._is_state_there():
             self._leave(signal_name)
 
     def _is_state_there(self) -> bool:
@@ -297,16 +289,16 @@ class LeaveSaved(Hook):
           Preempted: The program ends.
           KeyboardInterrupt: Likewise, at an interactive prompt.
         """
-        assert self._preemption.stop is not None
-        self._leave(self._preemption.stop.signal)
+        assert self.preemption.stop is not None
+        self._leave(self.preemption.stop.signal)
 
     def _leave(self, signal_name: str) -> None:
-        step = self._first_step  # of the checkpoint that is there
+        step = self.first_step  # of the checkpoint that is there
         if self._newest is not None:
             step = self._newest.step
-            self._spec.phases.enter(self.phase)
+            self.spec.phases.enter(self.phase)
             self.saving.on_end(self._newest)  # returns when that is durable
-        self._spec.log("preempted", step=step, signal=signal_name)
+        self.spec.log("preempted", step=step, signal=signal_name)
         self.has_left = True
         if signal_name != STOPPED:
             StopPoint(signal=signal_name, step=step).raise_saved()

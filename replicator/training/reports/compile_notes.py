@@ -1,5 +1,6 @@
 """Report each compilation, and the cost of a step, to the display and the journal."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from replicator.engine.program_cost import Compilation
@@ -8,6 +9,7 @@ from replicator.monitoring.display import Display
 from replicator.monitoring.events import EventLog
 
 
+@dataclasses.dataclass(eq=False)
 class ReportCompilations(Hook):
     """Report each compilation of a step once, with the metrics of the step after it.
 
@@ -16,38 +18,31 @@ class ReportCompilations(Hook):
 
     Put it before the hook that reports progress, so that its line comes first.
 
-    Args:
+    Attributes:
       compilations: Returns the step's compilations so far.
       display: Display of the run; not closed here.
       events: Journal of the run.
-      reported: Number of compilations that were reported before.
+      reported: Number of compilations that were reported.
     """
 
-    def __init__(
-        self,
-        compilations: Callable[[], Sequence[Compilation]],
-        *,
-        display: Display | None = None,
-        events: EventLog | None = None,
-        reported: int = 0,
-    ):
-        self._compilations = compilations
-        self._display = display
-        self._events = events
-        self._reported = reported
+    compilations: Callable[[], Sequence[Compilation]]
+    _: dataclasses.KW_ONLY
+    display: Display | None = None
+    events: EventLog | None = None
+    reported: int = 0
 
     def on_metrics(self, event: MetricsEvent) -> None:
         """Report new compilations."""
-        for compilation in self._compilations()[self._reported :]:
+        for compilation in self.compilations()[self.reported :]:
             self._report(compilation, event.step)
 
     def _report(self, compilation: Compilation, step: int) -> None:
-        kind = "recompiled" if self._reported else "compiled"
-        self._reported += 1
-        if self._display is not None:
-            self._display.note(str(compilation))
-        if self._events is not None:
-            self._events.write(
+        kind = "recompiled" if self.reported else "compiled"
+        self.reported += 1
+        if self.display is not None:
+            self.display.note(str(compilation))
+        if self.events is not None:
+            self.events.write(
                 kind,
                 step=step,
                 seconds=round(compilation.seconds, 3),

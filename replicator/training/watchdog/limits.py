@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from replicator.errors import ArgumentError, check_number
+from replicator.errors import check_positive
 from replicator.monitoring.phases import Phase
 
 MEDIANS = 10.0
@@ -67,12 +67,7 @@ class Limits:
             value: Any = getattr(self, field.name)
             if value is field.default is None:
                 continue
-            check_number(field.name, value)
-            if not value > 0:
-                raise ArgumentError(
-                    f"`{field.name}` must be positive, got {value}. "
-                    "Use `float('inf')` for no limit."
-                )
+            check_positive(field.name, value, "Use `float('inf')` for no limit.")
 
     def of(self, phase: Phase, step_times_s: Sequence[float] = ()) -> float:
         """Return the limit of `phase`, after steps that took `step_times_s`.
@@ -120,10 +115,6 @@ def as_limits(step_timeout: float | Limits | None) -> Limits:
         return step_timeout
     if step_timeout is None:
         return Limits()
-    check_number("step_timeout", step_timeout)
-    if not step_timeout > 0:
-        raise ArgumentError(
-            f"`step_timeout` must be positive, got {step_timeout}. "
-            "Leave it out for ten times the median, or use `float('inf')`."
-        )
+    remedy = "Leave it out for ten times the median, or use `float('inf')`."
+    check_positive("step_timeout", step_timeout, remedy)
     return Limits(step_s=step_timeout)

@@ -97,10 +97,10 @@ def test_a_client_made_in_the_child_calls_the_parent():
 def test_closing_a_client_in_the_child_leaves_the_parents_open():
     with courier("unix") as (client, _):
         assert client.echo(1) == 1
-        link = client._calls._connector.link
+        link = client._calls.connector.link
         in_child(client.close)
         assert client.echo(2) == 2
-        assert client._calls._connector.link is link
+        assert client._calls.connector.link is link
 
 
 def test_a_server_of_the_parent_has_stopped_in_the_child():

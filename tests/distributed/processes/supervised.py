@@ -1,9 +1,9 @@
 """Runs of units as the supervisor sees them: events in, what was done for each."""
 
-from replicator.distributed.processes.states import Ended, Log, Patience, Restart, Unit
+from replicator.distributed.processes.states import Ended, Log, Restart, Timeouts, Unit
 from replicator.distributed.processes.supervisor import begin, decide
 
-PATIENCE = Patience(stop_grace_s=10, kill_grace_s=5)
+TIMEOUTS = Timeouts(stop_grace_s=10, kill_grace_s=5)
 ONE = Restart(attempts=1, progress_s=60, backoff_s=0.5)
 THREE = Restart(attempts=3, progress_s=60, backoff_s=0.5)
 
@@ -13,7 +13,7 @@ def alone(name, restart=None):
     return Unit(workers=(name,), restart=restart or Restart())
 
 
-def play(units, *events, patience=PATIENCE):
+def play(units, *events, timeouts=TIMEOUTS):
     """Return the last state, and what was done for each event, words apart.
 
     Args:
@@ -21,7 +21,7 @@ def play(units, *events, patience=PATIENCE):
       events: Each at its second, or (second, event).
     """
     units = [alone(unit) if isinstance(unit, str) else unit for unit in units]
-    state, _ = begin(units, 0.0, patience=patience)
+    state, _ = begin(units, 0.0, timeouts=timeouts)
     done = []
     for second, event in enumerate(events):
         now_s, event = event if isinstance(event, tuple) else (second, event)

@@ -40,7 +40,7 @@ class Group:
         self.failure = None
         self.now_s = 0.0
         self.said = []
-        self.state, self.done = begin([policy.unit], 0.0, patience=policy.patience)
+        self.state, self.done = begin([policy.unit], 0.0, timeouts=policy.timeouts)
 
     def happens(self, event, at_s=None):
         """Return what is done, words apart."""

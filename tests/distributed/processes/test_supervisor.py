@@ -10,19 +10,19 @@ import pytest
 from replicator.distributed.processes.states import (
     Finish,
     Kill,
-    Patience,
     Restart,
     Start,
     StopAsked,
     StopWorkers,
+    Timeouts,
     TimeUp,
     Unit,
 )
 from replicator.distributed.processes.supervisor import begin, decide, next_deadline_s
 from tests.distributed.processes.supervised import (
     ONE,
-    PATIENCE,
     THREE,
+    TIMEOUTS,
     alone,
     crash,
     ended,
@@ -52,7 +52,7 @@ def with_restart(unit, **restart):
 
 def crash_loop(unit, *, runs_s=0.0, times=20, steps=None):
     """Let a unit fail again and again; return when it was started, and the end."""
-    state, _ = begin([unit, alone("z")], 0.0, patience=PATIENCE)
+    state, _ = begin([unit, alone("z")], 0.0, timeouts=TIMEOUTS)
     now_s, starts = 0.0, []
     steps = steps or itertools.repeat(None)
     for attempt, step in zip(range(times), steps, strict=False):
@@ -192,9 +192,9 @@ def test_that_a_unit_is_given_up_is_said(unit):
 
 @pytest.mark.parametrize("kills", [1, 2])
 def test_who_does_not_stop_is_killed_ever_harder_then_left_by_name(unit, kills):
-    patience = dataclasses.replace(PATIENCE, kills=kills)
+    timeouts = dataclasses.replace(TIMEOUTS, kills=kills)
     times = [(10 + 5 * i, TimeUp()) for i in range(kills + 1)]
-    _, done = play([unit], (0, SIGNAL), *times, patience=patience)
+    _, done = play([unit], (0, SIGNAL), *times, timeouts=timeouts)
     expected = [[Kill(names=unit.workers)]] * kills
     assert done[1:-1] == expected
     assert done[-1] == [Finish(stopped_by="signal", left=unit.workers)]
@@ -208,10 +208,10 @@ class Storm:
         self.now_s = 0.0
         self.live = {}
         self.finish = None
-        patience = Patience(stop_grace_s=10, kill_grace_s=5, kills=seed % 2 + 1)
+        timeouts = Timeouts(stop_grace_s=10, kill_grace_s=5, kills=seed % 2 + 1)
         units = [self.unit(names) for names in ("a", "b", "cd", "efg")]
         self.group_of = {name: u.workers for u in units for name in u.workers}
-        self.state, actions = begin(units, 0.0, patience=patience)
+        self.state, actions = begin(units, 0.0, timeouts=timeouts)
         self.perform(actions)
 
     def unit(self, names):

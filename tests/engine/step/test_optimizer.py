@@ -291,7 +291,7 @@ def test_a_skipped_update_of_an_own_loop_starts_the_next_one_from_zero():
     ("options", "message"),
     [
         ({"accumulate": 0}, "`accumulate` must be at least 1, got 0"),
-        ({"reduction": "slow"}, "`reduction` must be 'fast' or 'ordered', got 'slow'"),
+        ({"reduction": "slow"}, "`reduction` must be one of 'fast', 'ordered'"),
         (
             {"reduction": "ordered", "accumulate": 2},
             "`accumulate` must be 1 with `reduction='ordered'`, got 2",

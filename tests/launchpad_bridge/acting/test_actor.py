@@ -216,7 +216,7 @@ def test_turns_and_a_central_inference_are_refused():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"index": -1}, "`index` must be 0 or more, got -1"),
+        ({"index": -1}, "`index` must be at least 0, got -1"),
         ({"seed": 0.5}, "`seed` must be a whole number, got 0.5"),
         ({"unroll_length": 0}, "`unroll_length` must be at least 1, got 0"),
         ({"episodes": 0}, "`episodes` must be at least 1, got 0"),

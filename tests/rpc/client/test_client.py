@@ -18,7 +18,7 @@ from replicator.errors import (
     RemoteError,
     ServerStoppedError,
 )
-from replicator.rpc.client.client import Client, list_methods, wait_no_longer
+from replicator.rpc.client.client import Client, fail_fast, list_methods
 from replicator.rpc.codec.registry import Registry
 from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import Secret
@@ -95,7 +95,7 @@ def test_a_client_that_does_not_wait_says_at_once_that_nobody_is_there():
 def test_calls_under_way_are_told_that_no_server_will_come():
     with Client("inproc:nobody-is-here", timeout_s=LONG_S) as client:
         future = client.futures.add(1)
-        wait_no_longer(client)
+        fail_fast(client)
         with pytest.raises(ConnectionLostError):
             future.result(LONG_S)
         with pytest.raises(ConnectionLostError):
@@ -261,7 +261,7 @@ def test_a_call_whose_link_breaks_while_it_runs_runs_again_beside_it():
     ):
         result = pool.submit(client.hold_once)
         assert probe.started.acquire(timeout=LONG_S)
-        client._calls._connector.link.connection.close()
+        client._calls.connector.link.connection.close()
         assert probe.started.acquire(timeout=LONG_S)
         probe.go_on.set()
         assert result.result(LONG_S) == "once"

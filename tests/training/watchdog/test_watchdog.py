@@ -185,13 +185,13 @@ def test_other_processes_are_asked_for_from_half_of_the_limit_on():
 
 @pytest.mark.parametrize("field", ["step_s", "compile_s", "interpreter_s"])
 def test_a_limit_that_is_not_positive_is_refused(field):
-    with pytest.raises(ArgumentError, match=f"`{field}` must be positive, got 0"):
+    with pytest.raises(ArgumentError, match=f"`{field}` must be above 0, got 0"):
         Limits(**{field: 0})
 
 
 @pytest.mark.parametrize("step_timeout", [0, -1.0])
 def test_a_run_refuses_a_timeout_that_is_not_positive(step_timeout):
-    with pytest.raises(ArgumentError, match="`step_timeout` must be positive, got"):
+    with pytest.raises(ArgumentError, match="`step_timeout` must be above 0, got"):
         as_limits(step_timeout)
 
 

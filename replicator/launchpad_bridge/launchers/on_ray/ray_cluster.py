@@ -12,7 +12,7 @@ Ray runs what anybody who reaches it sends. So its token authentication is on
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,7 @@ from replicator.launchpad_bridge.launchers.on_ray.remote_worker import (
 from replicator.launchpad_bridge.launchers.worker_end import ProcessExit
 from replicator.launchpad_bridge.launchers.worker_handle import WorkerHandle
 from replicator.launchpad_bridge.launchers.worker_process import Job
-from replicator.launchpad_bridge.protocols import (
-    Executable,
-    Exited,
-    Plan,
-    Resources,
-    StopAsked,
-)
+from replicator.launchpad_bridge.protocols import Executable, Plan, Report, Resources
 
 _CLOSE_S = 15.0
 _CALLS_AT_ONCE = 8
@@ -64,25 +58,16 @@ class Ray:
       insecure: Whether a cluster without token authentication will do.
     """
 
+    name = "ray"
+    shows_output = True
+
     address: str | None = None
     init: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     across_hosts: bool | None = None
     start_timeout_s: float = 120.0
     insecure: bool = False
 
-    @property
-    def name(self) -> str:
-        """Return "ray"."""
-        return "ray"
-
-    @property
-    def shows_output(self) -> bool:
-        """Return True: Ray shows what workers print."""
-        return True
-
-    def open(
-        self, plan: Plan, report: Callable[[Exited | StopAsked], None]
-    ) -> "RayWorkers":
+    def open(self, plan: Plan, report: Report) -> "RayWorkers":
         """Make ready to start workers of `plan`.
 
         Raises:
@@ -181,7 +166,7 @@ class RayWorkers:
         self,
         options: Ray,
         plan: Plan,
-        report: Callable[[Exited | StopAsked], None],
+        report: Report,
         session: ray_session.RayConnection,
     ) -> None:
         self._options = options

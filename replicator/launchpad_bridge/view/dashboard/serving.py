@@ -21,16 +21,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
-from typing import Any, final
+from typing import Any
 
 from replicator.base.host.standard_streams import lossy
-from replicator.launchpad_bridge.view.dashboard import access
-from replicator.launchpad_bridge.view.dashboard.page import (
-    NOTE_LINES,
-    asset,
-    event_of,
-    page_of,
-)
+from replicator.launchpad_bridge.view.dashboard import access, page
 from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from replicator.launchpad_bridge.view.watching.found_runs import LINK, describe_run
 from replicator.launchpad_bridge.view.watching.samples import ProgramSample
@@ -59,7 +53,6 @@ _REFUSALS = {
 _LOG = logging.getLogger("replicator.launchpad_bridge")
 
 
-@final
 class Dashboard:
     """The page of one run, from `start` until `close`.
 
@@ -105,7 +98,6 @@ class Dashboard:
         self._watcher.close()
 
 
-@final
 class _Server(ThreadingTCPServer):
     """HTTP server of one run; each connection has a thread."""
 
@@ -114,8 +106,8 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, watcher: Watcher, token: str) -> None:
         self.token = token
-        self.drawing = lay_out(watcher.graph, note_lines=NOTE_LINES)
-        self.page = page_of(self.drawing)
+        self.drawing = lay_out(watcher.graph, note_lines=page.NOTE_LINES)
+        self.page = page.page_of(self.drawing)
         self.closing = threading.Event()
         self._watcher = watcher
         # Guards `_open`: the accepting thread adds to it, the threads of connections
@@ -222,7 +214,7 @@ class _Answer(BaseHTTPRequestHandler):
         elif not asked:
             self._answer(status, _HTML, server.page)
         elif asked in _FILES:
-            self._answer(status, _FILES[asked], asset(asked))
+            self._answer(status, _FILES[asked], page.asset(asked))
         else:
             self.send_error(access.NOT_FOUND)
 
@@ -247,7 +239,7 @@ class _Answer(BaseHTTPRequestHandler):
             while True:
                 # Read before the sample, which is then the last state of the run.
                 is_last = self.server.closing.is_set()
-                sample = event_of(self.server.look(), self.server.drawing)
+                sample = page.event_of(self.server.look(), self.server.drawing)
                 # JSON has no line break, which would end the event.
                 event = f"event: sample\ndata: {json.dumps(sample)}\n\n"
                 self.wfile.write(event.encode())

@@ -8,7 +8,6 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import final
 
 from replicator.launchpad_bridge.view.drawing.boxes import Box
 from replicator.launchpad_bridge.view.drawing.curves import ArrowLine
@@ -54,7 +53,6 @@ def _places(curve: ArrowLine) -> Iterator[Box]:
         yield Box(x=x, y=y - _HEIGHT / 2, width=_WIDTH, height=_HEIGHT)
 
 
-@final
 class _Picture:
     """Contents of a picture, by cells: of a thousand arrows few are near a caption."""
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from replicator.base.host.json_lines import append_line, parse_lines
 from replicator.distributed.processes.states import Finish, State, WorkerState
@@ -61,7 +61,6 @@ class RunNote:
     workers: Mapping[str, WorkerNote] = dataclasses.field(default_factory=dict)
 
 
-@final
 class RunJournal:
     """Writes the notes of one run; in one thread.
 
@@ -94,7 +93,6 @@ class RunJournal:
             )
 
 
-@final
 class JournalReader:
     """Reads the notes of a run, also those written after its folder went away."""
 

@@ -9,18 +9,12 @@ nothing.
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self, final
+from typing import Self
 
 from replicator.errors import RpcError
+from replicator.launchpad_bridge.view.watching import samples
 from replicator.launchpad_bridge.view.watching.found_runs import describe_run
 from replicator.launchpad_bridge.view.watching.journal import JournalReader, RunNote
-from replicator.launchpad_bridge.view.watching.samples import (
-    Counts,
-    ProgramSample,
-    edges_of,
-    graph_of_description,
-    workers_of,
-)
 from replicator.rpc.call_statistics import ServerStatistics
 from replicator.rpc.client.client import Client, statistics
 
@@ -29,7 +23,6 @@ _CALLS_AT_ONCE = 4
 _SOCKET = "unix:"
 
 
-@final
 class Watcher:
     """Takes samples of a run. Connects at the first; `rest` disconnects again.
 
@@ -47,7 +40,7 @@ class Watcher:
           LaunchError: It is not a folder of a run of this user, or the run has ended.
         """
         described = describe_run(folder)
-        self.graph = graph_of_description(described)
+        self.graph = samples.graph_of_description(described)
         self._folder = folder
         self._run_id = described["run_id"]
         self._pid = described["pid"]
@@ -60,7 +53,7 @@ class Watcher:
         # `sample` waits for all of them.
         self._clients: dict[str, Client] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._before: Counts | None = None
+        self._before: samples.Counts | None = None
 
     def note(self) -> RunNote:
         """Return the state of the run in its journal; calls no server."""
@@ -72,12 +65,12 @@ class Watcher:
                 return RunNote(phase="ended" if is_over else "starting")
         return self._journal.read()
 
-    def sample(self) -> ProgramSample:
+    def sample(self) -> samples.ProgramSample:
         """Return a sample of the program, with rates since the last one."""
         note = self.note()
         now = self._counts(note)
         before, self._before = self._before or now, now
-        return ProgramSample(
+        return samples.ProgramSample(
             program=self.graph.program,
             run_id=self._run_id,
             pid=self._pid,
@@ -85,8 +78,8 @@ class Watcher:
             phase=note.phase,
             failure=note.failure,
             stopped_by=note.stopped_by,
-            workers=workers_of(self.graph, note, before, now),
-            edges=edges_of(self.graph, before, now),
+            workers=samples.workers_of(self.graph, note, before, now),
+            edges=samples.edges_of(self.graph, before, now),
         )
 
     def rest(self) -> None:
@@ -111,7 +104,7 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _counts(self, note: RunNote) -> Counts:
+    def _counts(self, note: RunNote) -> samples.Counts:
         """Return the counts of the servers of all workers that run."""
         called = [
             (name, address)
@@ -127,7 +120,7 @@ class Watcher:
         servers: dict[str, list[ServerStatistics | None]] = {}
         for (name, _), reply in zip(called, replies, strict=True):
             servers.setdefault(name, []).append(reply)
-        return Counts(at_s=time.monotonic(), servers=servers)
+        return samples.Counts(at_s=time.monotonic(), servers=servers)
 
     def _reply(self, address: str) -> ServerStatistics | None:
         """Return the statistics of a server; None if it does not reply in time."""

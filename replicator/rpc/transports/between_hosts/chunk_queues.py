@@ -42,7 +42,11 @@ class _Large:
 
 
 class Outgoing:
-    """Messages that wait for the stream to take them: about `WAITING_BYTES`."""
+    """Messages that wait for the stream to take them: about `WAITING_BYTES`.
+
+    Attributes:
+      is_open: Whether more may be put.
+    """
 
     # Threads meet in `SimpleQueue`, which is much quicker than a condition; the
     # condition is for senders that find no room.
@@ -51,20 +55,15 @@ class Outgoing:
         """Start empty, and open."""
         self._waiting: queue.SimpleQueue[bytes | _Large | None] = queue.SimpleQueue()
         self._next: bytes | _Large | None = None
-        # Guards the numbers, `_large` and `_is_open`: nothing is put after the end. No
+        # Guards the numbers, `_large` and `is_open`: nothing is put after the end. No
         # other lock is taken under it, and the stream is not used under it.
         self._changed = threading.Condition()
         self._num_bytes = 0
         self._are_waiting = 0
         self._large: set[_Large] = set()
-        self._is_open = True
+        self.is_open = True
         self._is_abandoned = False
         self._drained = threading.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether more may be put."""
-        return self._is_open
 
     def put(self, chunk: bytes, *, deadline: float | None) -> None:
         """Add a message of one chunk as soon as there is room.
@@ -79,9 +78,9 @@ class Outgoing:
         """
         with self._changed:
             # Each sender that waits looks again when the stream has moved, or closed.
-            while self._is_open and self._num_bytes + len(chunk) > WAITING_BYTES:
+            while self.is_open and self._num_bytes + len(chunk) > WAITING_BYTES:
                 self._wait_for_room(deadline)
-            if not self._is_open:
+            if not self.is_open:
                 raise ClosedError
             self._num_bytes += len(chunk)
             self._waiting.put(chunk)
@@ -101,7 +100,7 @@ class Outgoing:
         """
         large = _Large(chunks)
         with self._changed:
-            if not self._is_open:
+            if not self.is_open:
                 raise ClosedError
             self._large.add(large)
             self._waiting.put(large)
@@ -145,7 +144,7 @@ class Outgoing:
     def finish(self) -> None:
         """Take no more; what waits may still leave."""
         with self._changed:
-            self._is_open = False
+            self.is_open = False
             # The end of the queue: `take` returns it when all before it has left.
             self._waiting.put(None)
             self._changed.notify_all()

@@ -5,6 +5,7 @@ has no size that the stream must allow; small messages share chunks. It knows no
 and its tests need none.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,59 +31,47 @@ _DRAIN_S = 1.0
 _END_S = 3.0
 
 
+@dataclasses.dataclass(eq=False)
 class ChunkedConnection:
-    """One authenticated connection; see `protocols.Connection`."""
+    """One authenticated connection; see `protocols.Connection`.
 
-    def __init__(
-        self,
-        peer: str,
-        *,
-        incoming: Incoming,
-        outgoing: Outgoing,
-        encoding: Encoding,
-        cut_off: Callable[[], None],
-        release: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Join two queues to a connection.
+    Attributes:
+      peer: Name of the other end, for people.
+      incoming: Queue of the chunks that arrive.
+      outgoing: Queue of the chunks to send.
+      encoding: Encoding of values.
+      cut_off: Ends the stream at once; may be called at any time.
+      release: Called in its place when the stream has ended by itself.
+    """
 
-        Args:
-          peer: Name of the other end.
-          incoming: Queue of the chunks that arrive.
-          outgoing: Queue of the chunks to send.
-          encoding: Encoding of values.
-          cut_off: Ends the stream at once; may be called at any time.
-          release: Called in its place when the stream has ended by itself.
-        """
-        self._peer = peer
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._encoding = encoding
-        self._cut_off = cut_off
-        self._release = release
+    peer: str
+    _: dataclasses.KW_ONLY
+    incoming: Incoming
+    outgoing: Outgoing
+    encoding: Encoding
+    cut_off: Callable[[], None]
+    release: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         # Set once, by `close`; other threads find their queues ended.
         self._is_closed = False
         # The stream's thread cuts messages from here on; it alone uses the reader.
-        incoming.start(frames.FrameReader(encoding.limits))
-
-    @property
-    def peer(self) -> str:
-        """Name the other end for people."""
-        return self._peer
+        self.incoming.start(frames.FrameReader(self.encoding.limits))
 
     def send(
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
     ) -> int:
         """Send one message whole; see `protocols.Connection`."""
-        head, buffers, num_bytes = self._encoding.encode(value)
+        head, buffers, num_bytes = self.encoding.encode(value)
         frame = self._frame(kind, call_id, head, buffers)
         # Arrays are read until the message has left: the caller waits in `put_large`.
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             # A large one is cut by the writing thread, which copies it piece by piece.
             if sum(map(len, frame)) <= CHUNK_BYTES:
-                self._outgoing.put(b"".join(frame), deadline=deadline)
+                self.outgoing.put(b"".join(frame), deadline=deadline)
             else:
-                self._outgoing.put_large(_cut(frame), deadline=deadline)
+                self.outgoing.put_large(_cut(frame), deadline=deadline)
         except ClosedError:
             raise self._lost() from None
         except TimeoutError:
@@ -94,19 +83,19 @@ class ChunkedConnection:
         if self._is_closed:
             raise self._lost()
         try:
-            frame = self._incoming.next_frame(timeout_s)
+            frame = self.incoming.next_frame(timeout_s)
         except ClosedError:
             raise self._lost() from None
         except TimeoutError:
             raise CallTimeoutError(
-                f"No message came from {self._peer} within {timeout_s} s."
+                f"No message came from {self.peer} within {timeout_s} s."
             ) from None
-        payload = EncodedPayload(frame.head, frame.body, self._encoding)
+        payload = EncodedPayload(frame.head, frame.body, self.encoding)
         return Message(frame.kind, frame.call_id, payload)
 
     def has_received(self) -> bool:
         """Return whether `receive` has data to work on without waiting."""
-        return self._incoming.has_some()
+        return self.incoming.has_some()
 
     def fileno(self) -> int | None:
         """Return None: there is nothing to `select` on."""
@@ -118,13 +107,13 @@ class ChunkedConnection:
         if self._is_closed:
             return
         self._is_closed = True
-        self._incoming.discard()
-        self._outgoing.finish()
-        if self._outgoing.wait_drained(_DRAIN_S) and self._incoming.wait_ended(_END_S):
+        self.incoming.discard()
+        self.outgoing.finish()
+        if self.outgoing.wait_drained(_DRAIN_S) and self.incoming.wait_ended(_END_S):
             # To cut it off now would drop last messages that are on the wire.
-            self._incoming.stop()
-            self._outgoing.abandon()
-            self._release()
+            self.incoming.stop()
+            self.outgoing.abandon()
+            self.release()
         else:
             self._end()
 
@@ -134,30 +123,30 @@ class ChunkedConnection:
         if not buffers:
             return [frames.frame_without_buffers(kind, call_id, head)]
         layout = frames.lay_out(buffers)
-        frames.check_fits(head, layout, self._encoding.limits)
+        frames.check_fits(head, layout, self.encoding.limits)
         return frames.frame_with_buffers(kind, call_id, head, layout=layout)
 
     def _end(self) -> None:
         # The queues first: their threads must not wait when the stream has ended.
-        self._incoming.stop()
-        self._outgoing.abandon()
-        self._cut_off()
+        self.incoming.stop()
+        self.outgoing.abandon()
+        self.cut_off()
 
     def _lost(self) -> ConnectionLostError:
         if not self._is_closed:  # else `close` lets our last messages leave first
             self._end()
-        why = self._incoming.failure
+        why = self.incoming.failure
         if self._is_closed:
             reason = "was closed by this end"
         elif isinstance(why, DecodeError | MessageTooLargeError):
             reason = f"sent an invalid message, and was cut off: {why}"
         else:
             reason = f"is gone: {why or 'it closed the connection'}"
-        return ConnectionLostError(f"The connection is lost: {self._peer} {reason}.")
+        return ConnectionLostError(f"The connection is lost: {self.peer} {reason}.")
 
     def _nobody_reads(self, timeout_s: float | None) -> CallTimeoutError:
-        text = f"{self._peer} did not read for {timeout_s} s"
-        if self._outgoing.is_open:
+        text = f"{self.peer} did not read for {timeout_s} s"
+        if self.outgoing.is_open:
             return CallTimeoutError(f"{text}. Nothing of this message was sent.")
         self._end()
         return CallTimeoutError(

@@ -17,7 +17,6 @@ of it is its only owner.
 import contextlib
 import os
 import weakref
-from typing import final
 
 import numpy as np
 
@@ -33,7 +32,6 @@ _MOST_SPARE_BYTES = 256 << 20
 _LONG_COPY_BYTES = 4 << 20
 
 
-@final
 class CommonBody:
     """The body of a message in common memory.
 

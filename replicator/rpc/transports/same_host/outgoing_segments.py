@@ -9,7 +9,6 @@ import functools
 import mmap
 import os
 import weakref
-from typing import final
 
 import numpy as np
 
@@ -350,7 +349,6 @@ def size_class(num_bytes: int) -> int:
     return -(-num_bytes // step) * step
 
 
-@final
 class CommonMemory:
     """Memory in which connections lend one body to any number of receivers.
 

@@ -59,7 +59,11 @@ _new_tuple = tuple.__new__  # a named one at half the price
 
 
 class UnixConnection:
-    """One end of an authenticated connection; see `Connection`."""
+    """One end of an authenticated connection; see `Connection`.
+
+    Attributes:
+      peer: The other end, for people: the socket's path, and a process id where known.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class UnixConnection:
           shared: Shared memory of the connection; None: there is none.
         """
         self._socket = sock
-        self._peer = peer
+        self.peer = peer
         self._encoding = encoding
         self._shared = shared
         self._unread = UnreadBytes(sock, peer=peer)
@@ -107,11 +111,6 @@ class UnixConnection:
         open_shared = refuse_shared if shared is None else shared.open
         self._reader = FrameReader(encoding.limits, open_shared=open_shared)
         register_fork_drop(self)
-
-    @property
-    def peer(self) -> str:
-        """Name the other end: the socket's path, and a process id where known."""
-        return self._peer
 
     def send(
         self, kind: int, call_id: int, value: PyTree, *, timeout_s: float | None
@@ -198,7 +197,7 @@ class UnixConnection:
             return frame
         if self._is_closed:
             raise self._lost("was closed")
-        raise CallTimeoutError(f"{self._peer} sent no message within {timeout_s:g} s.")
+        raise CallTimeoutError(f"{self.peer} sent no message within {timeout_s:g} s.")
 
     def _wait_for_frame(self, timeout_s: float | None) -> MessageFrame | None:
         """Return None if it is late, or the connection was closed."""
@@ -265,7 +264,7 @@ class UnixConnection:
             self._reason = what
             self.close()
         return ConnectionLostError(
-            f"The connection is lost: {self._peer} {self._reason}."
+            f"The connection is lost: {self.peer} {self._reason}."
         )
 
     # Sending.
@@ -331,7 +330,7 @@ class UnixConnection:
         patience_s = -1 if timeout_s is None else max(timeout_s, 0)
         if not self._send_lock.acquire(timeout=patience_s):
             raise CallTimeoutError(
-                f"Others were sending to {self._peer} for {timeout_s:g} s, and it does "
+                f"Others were sending to {self.peer} for {timeout_s:g} s, and it does "
                 "not read. Nothing of this message was sent."
             )
         try:
@@ -376,7 +375,7 @@ class UnixConnection:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise CallTimeoutError(
-                f"{self._peer} does not read: there was no room for a message, or for "
+                f"{self.peer} does not read: there was no room for a message, or for "
                 "all of it, within its time."
             )
         poller = select.poll()

@@ -12,7 +12,6 @@ import select
 import socket
 import termios
 import time
-from typing import final
 
 from replicator.errors import CallTimeoutError
 
@@ -21,7 +20,6 @@ UNREAD_BYTES = 64 << 20
 _LONGEST_LOOK_MS = 16
 
 
-@final
 class UnreadBytes:
     """Upper bound of the shared memory sent since the other end had read all."""
 

@@ -12,7 +12,7 @@ from replicator.distributed.processes.states import (
 )
 from replicator.distributed.processes.supervisor import begin, decide
 from replicator.launchpad_bridge.protocols import Exited
-from replicator.launchpad_bridge.running.ends import ended
+from replicator.launchpad_bridge.running.exit_mapping import ended
 from replicator.launchpad_bridge.view.watching.journal import (
     JOURNAL,
     JournalReader,

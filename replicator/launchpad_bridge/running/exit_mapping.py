@@ -69,7 +69,7 @@ def ended(
     )
 
 
-def fallen(state: State) -> Ended | None:
+def first_failure(state: State) -> Ended | None:
     """Return the worker whose collective failed as a peer had ended; None for none.
 
     In a run that stops calls fail, as servers end before their clients. But members of

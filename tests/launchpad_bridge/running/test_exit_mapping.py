@@ -6,7 +6,7 @@ from replicator.distributed.processes.states import Finish, StopAsked, Unit
 from replicator.errors import ConnectionLostError, NodeFailedError, RemoteError
 from replicator.exit_codes import HUNG
 from replicator.launchpad_bridge.protocols import Exited
-from replicator.launchpad_bridge.running.ends import ended, fallen
+from replicator.launchpad_bridge.running.exit_mapping import ended, first_failure
 from tests.distributed.processes.supervised import ended as done_well
 from tests.distributed.processes.supervised import play
 
@@ -142,7 +142,7 @@ def stopped(error, *more, kills=False):
 def test_who_lost_a_collective_while_nobody_failed_is_found():
     state, done = stopped(RuntimeError("Gloo all-reduce failed"), done_well("b"))
     assert done == [Finish(stopped_by="z")]
-    assert fallen(state).name == "a"
+    assert first_failure(state).name == "a"
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_who_lost_a_collective_while_nobody_failed_is_found():
 )
 def test_other_symptoms_of_a_stop_are_no_failures(error, kills):
     state, _ = stopped(error, done_well("b"), kills=kills)
-    assert fallen(state) is None
+    assert first_failure(state) is None
