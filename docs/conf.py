@@ -5,6 +5,7 @@ in the repository and on the site, and pages of packages are where their code is
 """
 
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -53,10 +54,27 @@ def setup(app: Sphinx) -> None:
     """Bring kept outputs of notebooks in, and write notebooks out."""
     app.connect("builder-inited", _fill_cache)
     app.connect("build-finished", _write_ipynb)
+    app.connect("html-page-context", _offer_ipynb, priority=501)  # after the theme
 
 
 def _fill_cache(_: Sphinx) -> None:
     notebooks.fill_cache(Path(nb_execution_cache_path))
+
+
+def _offer_ipynb(
+    _: Sphinx, page: str, template: str, context: dict[str, Any], tree: object
+) -> None:
+    """Add a button to the page of a notebook."""
+    if (notebooks.ROOT / f"{page}.md") in notebooks.notebooks():
+        context["header_buttons"].append(
+            {
+                "type": "link",
+                "url": f"{page.rpartition('/')[2]}.ipynb",
+                "text": "Notebook",
+                "tooltip": "This page as a Jupyter notebook",
+                "label": "notebook",
+            }
+        )
 
 
 def _write_ipynb(app: Sphinx, failure: Exception | None) -> None:
