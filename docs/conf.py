@@ -10,11 +10,12 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from benchmarks.docs import notebooks
+from benchmarks.docs.docstrings import to_rst
 from replicator.base.version import __version__
 
 project = "replicator"
 release = version = __version__
-copyright = "the authors of replicator"
+project_copyright = "the authors of replicator"
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -37,8 +38,12 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(notebooks.ROOT / "build" / "notebooks")
 nb_execution_raise_on_error = True
 
-autodoc_member_order = "groupwise"
+autoclass_content = "both"
+autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 88
 # In docstrings as in Markdown: code, and a link where it is a name of the library.
 default_role = "py:obj"
 
@@ -51,10 +56,17 @@ html_theme_options = {"use_download_button": False, "show_toc_level": 2}
 
 
 def setup(app: Sphinx) -> None:
-    """Bring kept outputs of notebooks in, and write notebooks out."""
+    """Bring docstrings and kept outputs of notebooks in, and write notebooks out."""
+    app.connect("autodoc-process-docstring", _to_rst, priority=400)  # before napoleon
     app.connect("builder-inited", _fill_cache)
     app.connect("build-finished", _write_ipynb)
     app.connect("html-page-context", _offer_ipynb, priority=501)  # after the theme
+
+
+def _to_rst(
+    _: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    lines[:] = to_rst(lines)
 
 
 def _fill_cache(_: Sphinx) -> None:

@@ -2340,12 +2340,12 @@ def document(places):
     lines = [
         "# Errors",
         "",
-        "Messages first, grouped by the part of the library that raises them. Each names",
-        "the argument, its rule, the value found and a remedy. Each class also inherits",
-        "the builtin in brackets: `except ValueError` works. Paths in messages are",
-        "examples. All classes: [`replicator.errors`](api/replicator.errors.md).",
-        "`tests/test_errors.py` holds this page to what the library says;",
-        "`python -m tests.test_errors` writes it.",
+        "Messages first, grouped by the part of the library that raises them. Each",
+        "names the argument, its rule, the value found and a remedy. Each class also",
+        "inherits the builtin in brackets: `except ValueError` works. Paths in",
+        "messages are examples. All classes:",
+        "[`replicator.errors`](api/replicator.errors.md). `tests/test_errors.py` holds",
+        "this page to what the library says; `python -m tests.test_errors` writes it.",
     ]
     for heading in dict.fromkeys(PLACES.values()):
         rows = [row for row in ROWS if places[row.name] == heading]

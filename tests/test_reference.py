@@ -56,7 +56,11 @@ def test_the_page_of_records_has_each_field_that_a_run_writes(records):
     named = set(re.findall(r"`([^`]+)`", page))
     fields = set(json.loads((records / "run.json").read_text()))
     for event in lines_of(records / "events.jsonl"):
-        own = {"eval/error", "examples", "error"} if event["kind"] == "evaluated" else set()
+        own = (
+            {"eval/error", "examples", "error"}
+            if event["kind"] == "evaluated"
+            else set()
+        )
         fields |= {event["kind"], *event} - own
     assert fields <= named
     [manifest] = (records / "checkpoints").glob("*/manifest.json")
@@ -71,4 +75,6 @@ def test_the_page_of_records_has_each_field_that_a_run_writes(records):
 def test_the_page_of_records_has_each_kind_of_event():
     page = (reference.FOLDER / "records.md").read_text()
     kinds = re.search(r"kind: (.*?), or any", EventLog.write.__doc__, re.DOTALL)[1]
-    assert {f"`{kind}`" for kind in re.findall(r"\w+", kinds)} <= set(re.findall("`[^`]+`", page))
+    assert {f"`{kind}`" for kind in re.findall(r"\w+", kinds)} <= set(
+        re.findall("`[^`]+`", page)
+    )

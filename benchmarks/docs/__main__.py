@@ -24,7 +24,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from benchmarks.docs.pages import README, ROOT, blocks_of, broken_links, pages
+from benchmarks.docs.pages import README, blocks_of, broken_links, pages
 
 _SHOW = flags.DEFINE_multi_string("show", [], "A key: list its places.")
 _PACKAGES = ("sphinx", "myst_nb", "sphinx_book_theme")

@@ -1,4 +1,4 @@
-"""Name the features of the library, as its code has them, that no page for users shows."""
+"""Name the features of the library, as its code has them, that no guide shows."""
 
 import inspect
 import re
@@ -17,14 +17,16 @@ _FOR_DEVELOPERS = frozenset({"all", "dev", "docs", "experiments", "test"})
 
 
 def guides() -> list[Path]:
-    """List the pages that show users how: guides, start, recipes, notebooks, READMEs."""
+    """List the pages for users: guides, start, recipes, notebooks, READMEs."""
     docs = ROOT / "docs"
     return [
         page
         for page in pages()
-        if page.name == "README.md" and page != README
-        or page.is_relative_to(docs)
-        and page.relative_to(docs).parts[0] not in _NOT_GUIDES
+        if (page.name == "README.md" and page != README)
+        or (
+            page.is_relative_to(docs)
+            and page.relative_to(docs).parts[0] not in _NOT_GUIDES
+        )
     ]
 
 
@@ -34,7 +36,10 @@ def features() -> Iterator[tuple[str, str]]:
     for extra in sorted(set(project["optional-dependencies"]) - _FOR_DEVELOPERS):
         yield f"extra {extra}", rf"jax-replicator\[[\w,]*\b{extra}\b"
     for group, options in option_groups().items():
-        yield f"options of {group}", "|".join(rf"\b{name}=|`{name}`" for name in options)
+        yield (
+            f"options of {group}",
+            "|".join(rf"\b{name}=|`{name}`" for name in options),
+        )
     for module in (writers, hooks, strategies):
         for name in module.__all__:
             yield f"{module.__name__}.{name}", rf"\b{name}\b"

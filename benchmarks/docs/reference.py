@@ -2,8 +2,8 @@
 
     python -m benchmarks.docs.reference
 
-`docs/reference/api/` lists the public names for Sphinx, which takes their docstrings;
-`options.md` has the fields of `RunOptions`, `command.md` what `replicator --help` shows.
+`docs/reference/api/` lists the public names for Sphinx, which shows their docstrings;
+`options.md` has the fields of `RunOptions`, `command.md` the arguments of the command.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from benchmarks.docs.pages import ROOT
-from replicator.cli.main import COMMANDS, make_parser
+from replicator.cli.main import make_parser
 from replicator.options import RunOptions
 
 FOLDER = ROOT / "docs" / "reference"
@@ -87,15 +87,28 @@ def api_pages() -> Iterator[tuple[str, str]]:
         module = importlib.import_module(name)
         rows.append(f"| [`{name}`](api/{name}.md) | {first_line(module)} |")
         yield f"api/{name}.md", _module_page(module)
-    lines = ["# Names", "", "Every public name, by the module that it is imported from."]
-    lines += ["", "| module | |", "|---|---|", *rows, "", "```{toctree}", ":hidden:", ""]
+    lines = [
+        "# Names",
+        "",
+        "Every public name, by the module that it is imported from.",
+    ]
+    lines += [
+        "",
+        "| module | |",
+        "|---|---|",
+        *rows,
+        "",
+        "```{toctree}",
+        ":hidden:",
+        "",
+    ]
     yield "api.md", "\n".join([*lines, *(f"api/{name}" for name in MODULES), "```", ""])
 
 
 def _module_page(module: ModuleType) -> str:
     name = module.__name__
-    lines = [f"# {name}", "", first_line(module), ""]
-    lines += ["```{eval-rst}", f".. py:module:: {name}", "```", ""]
+    lines = [f"# {name}", ""]
+    lines += ["```{eval-rst}", f".. automodule:: {name}", "```", ""]
     names = [each for each in names_of(module) if each != "__version__"]
     values = {each: getattr(module, each) for each in names}
     modules = [each for each, value in values.items() if isinstance(value, ModuleType)]
@@ -179,8 +192,9 @@ def option_groups() -> dict[str, list[str]]:
 
 
 _OPTIONS = """\
-Keywords of `rep.run` and `rep.session`, and fields of `replicator.options.RunOptions`, which is all of them as one object: `rep.session_by`
-takes it. `lp.ReplicatedLearnerNode` takes those that a learner shares with a run. An editor shows each with its type and default."""
+Keywords of `rep.run` and `rep.session`, and fields of `replicator.options.RunOptions`,
+which is all of them as one object: `rep.session_by` takes it.
+`lp.ReplicatedLearnerNode` takes those that a learner shares with a run. An editor shows each with its type."""
 
 
 def _attributes(docstring: str) -> dict[str, str]:
@@ -195,30 +209,29 @@ def _attributes(docstring: str) -> dict[str, str]:
 
 def command_page() -> str:
     """Return the page of the command `replicator`."""
-    parser = make_parser()
-    [commands] = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    [commands] = (
+        a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)
+    )
     lines = ["# The command", "", _COMMAND, "", "| command | |", "|---|---|"]
     lines += [
-        f"| [`replicator {name}`](#replicator-{name}) | {_help(commands.choices[name])} |"
-        for name in COMMANDS
+        f"| [`replicator {name}`](#replicator-{name}) | {parser.description} |"
+        for name, parser in commands.choices.items()
     ]
-    for name in COMMANDS:
-        lines += ["", f"## replicator {name}", "", *_command(commands.choices[name])]
+    for name, parser in commands.choices.items():
+        lines += ["", f"## replicator {name}", "", *_command(parser)]
     return "\n".join([*lines, ""])
 
 
 _COMMAND = """\
-`replicator COMMAND`, or `python -m replicator COMMAND`. Each command takes `--help`, and `--traceback`, which shows the whole traceback of an
-error instead of one line. Exit codes: that of the command; 2 for bad input, 130 after Ctrl-C, 1 for any other error. Those of a run and
-of `replicator launch` are [here](../guides/reliability.md#exit-codes)."""
-
-
-def _help(parser: argparse.ArgumentParser) -> str:
-    return parser.description or ""
+`replicator COMMAND`, or `python -m replicator COMMAND`. Each command takes `--help`, and
+`--traceback`, which shows the whole traceback of an error instead of one line. Exit
+codes: that of the command; 2 for bad input, 130 after Ctrl-C, 1 for any other error.
+Those of a run and of `replicator launch` are
+[here](../guides/reliability.md#exit-codes)."""
 
 
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
-    yield _help(parser)
+    yield parser.description or ""
     actions = [a for a in parser._actions if a.dest not in ("help", "traceback")]
     if actions:
         yield from ("", "| argument | |", "|---|---|")

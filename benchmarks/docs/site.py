@@ -14,7 +14,9 @@ from benchmarks.docs.pages import ROOT, blocks_of, pages
 from benchmarks.docs.reference import MODULES, names_of
 from benchmarks.wording import docstrings
 
-_PATH = re.compile(r"`((?:docs|tests|benchmarks|experiments|models|replicator)/[\w./-]+)`")
+_PATH = re.compile(
+    r"`((?:docs|tests|benchmarks|experiments|models|replicator)/[\w./-]+)`"
+)
 _NAME = re.compile(r"`(replicator(?:\.\w+)+)(?:\([^`]*\))?`")
 
 
@@ -37,7 +39,9 @@ def documented(folder: Path) -> set[str]:
     content = (folder / "objects.inv").read_bytes()
     # Four lines of text, then the entries: `name domain:role priority address title`.
     entries = zlib.decompress(content.split(b"\n", 4)[4]).decode().splitlines()
-    return {name for name, kind in (e.split()[:2] for e in entries) if kind[:3] == "py:"}
+    return {
+        name for name, kind in (e.split()[:2] for e in entries) if kind[:3] == "py:"
+    }
 
 
 def missing(folder: Path) -> list[str]:
@@ -50,7 +54,9 @@ def missing(folder: Path) -> list[str]:
     }
     shown = [b for page in pages() for b in blocks_of(page) if b.is_python]
     for block in shown:
-        for match in re.finditer(r"(?m)^ *from (replicator[\w.]*) import (.+)", block.code):
+        for match in re.finditer(
+            r"(?m)^ *from (replicator[\w.]*) import (.+)", block.code
+        ):
             names = re.findall(r"(\w+)(?: as \w+)?", match[2].partition("#")[0])
             wanted |= {f"{match[1]}.{name}" for name in names if name != "as"}
     return sorted(wanted - documented(folder))
