@@ -194,7 +194,7 @@ def option_groups() -> dict[str, list[str]]:
 _OPTIONS = """\
 Keywords of `rep.run` and `rep.session`, and fields of `replicator.options.RunOptions`,
 which is all of them as one object: `rep.session_by` takes it.
-`lp.ReplicatedLearnerNode` takes those that a learner shares with a run. An editor shows each with its type."""
+`lp.ReplicatedLearnerNode` takes those that a learner shares with a run."""
 
 
 def _attributes(docstring: str) -> dict[str, str]:
@@ -223,8 +223,8 @@ def command_page() -> str:
 
 
 _COMMAND = """\
-`replicator COMMAND`, or `python -m replicator COMMAND`. Each command takes `--help`, and
-`--traceback`, which shows the whole traceback of an error instead of one line. Exit
+`replicator COMMAND`, or `python -m replicator COMMAND`. Each command takes `--help`,
+and `--traceback`, which shows the whole traceback of an error and not one line. Exit
 codes: that of the command; 2 for bad input, 130 after Ctrl-C, 1 for any other error.
 Those of a run and of `replicator launch` are
 [here](../guides/reliability.md#exit-codes)."""
