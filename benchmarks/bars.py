@@ -135,6 +135,8 @@ BARS = (
     _bar("actor_learner", "cpu_ratio", ">=", 0.85),
     _bar("actor_learner", "async_over_sync", ">=", 1.3),
     _bar("actor_learner", "rllib_speedup", ">=", 1.5),
+    _bar("accelerator", "failures", "==", 0),
+    _bar("accelerator", "missing_keys", "==", 0),
     _bar("ppo_cartpole", "average_return", ">=", 475),
     _bar("ppo_cartpole", "seconds", "<=", 300),
 )

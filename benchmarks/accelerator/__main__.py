@@ -23,6 +23,7 @@ by an error.
 """
 
 import dataclasses
+import datetime
 import functools
 import importlib.metadata
 import json
@@ -30,20 +31,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import jax
 from absl import app, flags
 
 import replicator
-from benchmarks.accelerator import against_hand, checks, training
+from benchmarks.accelerator import against_hand, checks, page, training
 from benchmarks.accelerator.measured import LeftOut, Numbers, Parts
 from benchmarks.worker import FAST_COMPILER
 
 _TINY = flags.DEFINE_bool("tiny", False, "Toy sizes: does the script itself work?")
 _ONLY = flags.DEFINE_multi_string("only", [], "Parts to run; all by default.")
 _MINUTES = flags.DEFINE_float("minutes", 8.0, "Whatever is not done by then is null.")
+_COMMIT = flags.DEFINE_string("commit", "", "Of this tree, if git does not know it.")
+_PAGE = flags.DEFINE_bool("page", False, "Print the tables of `docs/hardware.md`.")
 _PART = flags.DEFINE_string("part", "", "Be the process of this part.")
 _FAKE_DEVICES = flags.DEFINE_integer("fake_devices", 0, "Devices to fake for a part.")
 _MARK = "numbers: "
@@ -114,7 +117,9 @@ def about_here() -> Numbers:
         "driver": _first_line(query) or devices[0].client.platform_version,
         "python": sys.version.split()[0],
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "commit": _first_line(["git", "-C", root, "rev-parse", "HEAD"]),
+        "commit": _COMMIT.value
+        or _first_line(["git", "-C", root, "rev-parse", "HEAD"]),
+        "date": datetime.date.today().isoformat(),
     }
 
 
@@ -150,7 +155,7 @@ def run_part(name: str, timeout_s: float, *, fake_devices: int = 0) -> Numbers:
     the part ended by one.
     """
     command = [sys.executable, "-m", "benchmarks.accelerator", f"--part={name}"]
-    command += [f"--fake_devices={fake_devices}"]
+    command += [f"--fake_devices={fake_devices}", f"--commit={_COMMIT.value}"]
     command += ["--tiny"] if _TINY.value else []
     # What JAX leaves of a GPU's memory by default is room for a larger batch.
     environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ
@@ -200,21 +205,26 @@ def main(argv: list[str]) -> None:
     if _PART.value:
         serve(_PART.value)
         return
+    if _PAGE.value:
+        print(page.table(page.kept_rows()))
+        return
     if strange := sorted(set(_ONLY.value) - set(PARTS)):
         sys.exit(f"`only` must be one of {list(PARTS)}, got {strange[0]!r}.")
+    measure(_ONLY.value or list(PARTS), 60 * _MINUTES.value)
+
+
+def measure(chosen: Collection[str], limit_s: float) -> None:
+    """Run the chosen parts, and print the whole result after each."""
     began_s = time.monotonic()
     result = run_part("here", 120)
     if "device" not in result:
-        sys.exit(
-            "JAX has no device to measure; `replicator doctor` lists what is here."
-        )
+        sys.exit("JAX has no device to measure; `replicator doctor` lists those here.")
     fake_devices = 2 if result["platform"] == "cpu" else 0
-    result |= {"devices": fake_devices or result["devices"]}
-    result |= {"failures": 0, "missing_keys": 0}
-    broken = 0
+    result["devices"] = fake_devices or result["devices"]
+    result["missing_keys"] = broken = 0
     for name, part in PARTS.items():
-        left_s = 60 * _MINUTES.value - (time.monotonic() - began_s)
-        if _ONLY.value and name not in _ONLY.value:
+        left_s = limit_s - (time.monotonic() - began_s)
+        if name not in chosen:
             numbers: Numbers = {"reasons": {}, "left_out": "it was not asked for"}
         elif left_s < 1:
             numbers = {"reasons": {}, "left_out": "the time was over"}

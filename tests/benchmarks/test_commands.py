@@ -55,6 +55,7 @@ TINY = {
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
     ],
+    "accelerator": ["--tiny", "--only=step", "--only=checkpoint"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],
@@ -102,6 +103,7 @@ EXACT = {
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "actor_learner": {"rllib_speedup": None},
+    "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
 }
 NIGHTLY = {
