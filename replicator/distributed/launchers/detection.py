@@ -19,7 +19,7 @@ _ALONE = {
     "JOB_COMPLETION_INDEX": "kubernetes: JOB_COMPLETION_INDEX numbers this pod; no "
     "variable counts the pods or names the host of the first one",
 }
-"""Why a process is alone where these are set and no launcher read them."""
+"""Explanations, by variable, of a process that is alone although it is set."""
 
 _OTHER_COUNTS = (
     "CLUSTER_SPEC",  # Vertex AI

@@ -33,7 +33,7 @@ class Lines:
         return lines
 
     def rest(self) -> list[bytes]:
-        """Return the line that has no end, if there is one, and wait no more for it."""
+        """Return the last line if it has no end yet, as it is."""
         line, self._begun = self._begun, b""
         return [line] if line else []
 

@@ -1,4 +1,4 @@
-"""Argument rules of a table's methods, and of a learner that forwards calls to one."""
+"""Argument rules of the methods of a table, which a learner's methods forward to."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -41,7 +41,8 @@ class ChunkedConnection:
       outgoing: Queue of the chunks to send.
       encoding: Encoding of values.
       cut_off: Ends the stream at once; may be called at any time.
-      release: Called in its place when the stream has ended by itself.
+      release: Frees the stream once it has ended by itself; then `cut_off` is not
+        called.
     """
 
     peer: str
