@@ -139,9 +139,13 @@ BARS = (
     _bar("accelerator", "missing_keys", "==", 0),
     _bar("ppo_cartpole", "average_return", ">=", 475),
     _bar("ppo_cartpole", "seconds", "<=", 300),
+    _bar("weights", "failures", "==", 0),
+    _bar("lm", "bits_per_byte", "<=", 2.2),
+    _bar("lm", "one_device_difference", "<=", 1e-5),
+    _bar("lm", "seconds", "<=", 600),
 )
 
-_EXPERIMENTS = {"ppo_cartpole"}
+_EXPERIMENTS = {"ppo_cartpole", "lm"}
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
 """The names of all benchmarks, in the order of the bars."""

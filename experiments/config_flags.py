@@ -166,8 +166,12 @@ def start(main: Callable[[], None]) -> None:
 
 def define(config: type[Settings]) -> None:
     """Define a flag for each field of a dataclass; call it once, as a script starts."""
-    lines = re.findall(r"(\w+): (.+(?:\n {4}.+)*)", inspect.getdoc(config) or "")
-    texts = {name: re.sub(r"\s+", " ", about) for name, about in lines}
+    texts = {}
+    for each in reversed(config.__mro__):  # a field is described where it is defined
+        lines = re.findall(
+            r"(\w+): (.+(?:\n {4}.+)*)", inspect.cleandoc(each.__doc__ or "")
+        )
+        texts |= {name: re.sub(r"\s+", " ", about) for name, about in lines}
     kinds = typing.get_type_hints(config)  # without the rules
     for field in dataclasses.fields(config):
         choices, about = typing.get_args(kinds[field.name]), texts[field.name]

@@ -1,9 +1,11 @@
 """A decoder that predicts the next token, in NNX, its layers stacked for `scan`.
 
 Vaswani et al. 2017, "Attention is all you need", with the norms before each half of a
-layer (Xiong et al. 2020), root-mean-square norms, no biases, and rotary positions (Su
-et al. 2021, "RoFormer", §3.4.2) or learned ones. What a layer adds to the stream starts
-smaller the more layers there are (Radford et al. 2019, §2.3).
+layer (Xiong et al. 2020). Its arguments cover the networks of GPT-2 (Radford et al.
+2019: learned positions, layer norms, biases, GELU) and of Llama (Touvron et al. 2023:
+rotary positions, root-mean-square norms, SwiGLU of Shazeer 2020, and heads that share
+keys and values, Ainslie et al. 2023). What a layer adds to the stream starts smaller
+the more layers there are (Radford et al. 2019, §2.3).
 
 Parameters of all layers are stacked: each leaf under `blocks` has a leading axis of
 layers, whether the layers run in a `scan` or one after the other.
@@ -11,33 +13,48 @@ layers, whether the layers run in a `scan` or one after the other.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.nn.initializers import normal, variance_scaling
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from models.rotary import Rotary, rotate
 from replicator.base.types import PyTree
 from replicator.collectives.moments import wider_dtype
-from replicator.errors import ArgumentError, check_count, check_flags, check_word
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_flags,
+    check_number,
+    check_word,
+)
 
 TENSOR_PARALLEL: Mapping[str, tuple[str | None, ...]] = {
     "*/embedding": ("model",),
     "*/qkv/kernel": (None, None, None, "model"),
     "*/out/kernel": (None, "model"),
-    "*/up/kernel": (None, None, "model"),
+    "*/up*/kernel": (None, None, "model"),
     "*/down/kernel": (None, "model"),
 }
-"""Rules for `strategies.tensor_parallel`: heads, hidden features and the vocabulary are
-cut, norms and positions stay whole. Each half of a layer adds up over `model` once
-(Shoeybi et al. 2019, "Megatron-LM", §3)."""
+"""Rules for `strategies.tensor_parallel`: heads (with the keys and values that they
+share), hidden features and the vocabulary are cut; norms, biases and positions stay
+whole. Each half of a layer adds up over `model` once (Shoeybi et al. 2019,
+"Megatron-LM", §3). They hold for every kind of network that the arguments make."""
+
+_POLICIES: Mapping[object, Callable[..., bool] | None] = {
+    True: None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 
 # Small, as logits are products with the same table (Radford et al. 2019).
 _TABLE = normal(0.02)
+
+
+Norm = nnx.RMSNorm | nnx.LayerNorm
 
 
 class Transformer(nnx.Module):
@@ -51,11 +68,16 @@ class Transformer(nnx.Module):
         width: int,
         heads: int,
         context: int,
+        kv_heads: int | None = None,
         mlp_width: int | None = None,
-        positions: str = "rotary",
+        mlp: str = "gelu",
+        norm: str = "rms",
+        norm_epsilon: float = 1e-6,
+        bias: bool = False,
+        positions: str | Rotary = "rotary",
         tied: bool = True,
         scan: bool = True,
-        remat: bool = False,
+        remat: bool | str = False,
         compute_dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ) -> None:
@@ -67,54 +89,71 @@ class Transformer(nnx.Module):
           width: Features of a token between layers.
           heads: Of attention; they share the width.
           context: The longest sequence, in tokens.
-          mlp_width: Hidden features of the perceptrons; four times the width by
-            default.
-          positions: `"rotary"`, or `"learned"`: a vector for each.
+          kv_heads: Number of keys and values that the heads share, in groups of equal
+            size; by default each head has its own.
+          mlp_width: Hidden features of the perceptrons; by default four times the
+            width, and for `"swiglu"`, which has a third matrix, two thirds of that.
+          mlp: Hidden function of the perceptrons: `"gelu"`, by its tanh formula, or
+            `"swiglu"`.
+          norm: `"rms"`, or `"layer"`: with the mean taken out.
+          norm_epsilon: Added to the mean square, or the variance, of a norm.
+          bias: Whether products with weights, but for the logits, and layer norms add a
+            bias.
+          positions: `"rotary"`, a `Rotary` with other speeds, or `"learned"`: a vector
+            for each.
           tied: Whether logits are computed with the table of embeddings, or with
             another one.
           scan: Whether layers run in a loop, which compiles once for all of them.
-          remat: Compute each layer again for its gradient, and keep only its input.
+          remat: Compute each layer again for its gradient, and keep only its input;
+            `"dots"` also keeps its products with weights.
           compute_dtype: Of the activations, for example `jnp.bfloat16`; None takes that
             of the parameters, which are float32.
           rngs: Random keys for the parameters.
 
         Raises:
-          ArgumentError: An argument breaks its rule, or heads do not divide the width.
+          ArgumentError: An argument breaks its rule, or heads do not divide the width,
+            or `kv_heads` the heads.
         """
-        mlp_width = 4 * width if mlp_width is None else mlp_width
+        kv_heads = heads if kv_heads is None else kv_heads
+        if mlp_width is None:
+            mlp_width = 8 * math.ceil(width / 3) if mlp == "swiglu" else 4 * width
         counts = {"vocabulary": vocabulary, "layers": layers, "width": width}
-        counts |= {"heads": heads, "context": context, "mlp_width": mlp_width}
-        for name, count in counts.items():
+        counts |= {"heads": heads, "kv_heads": kv_heads, "context": context}
+        for name, count in (counts | {"mlp_width": mlp_width}).items():
             check_count(name, count)
-        check_word("positions", positions, ("rotary", "learned"))
-        check_flags(tied=tied, scan=scan, remat=remat)
-        # Rotations turn pairs of features.
-        multiple = 2 * heads if positions == "rotary" else heads
-        if width % multiple:
+        check_word("mlp", mlp, ("gelu", "swiglu"))
+        check_flags(bias=bias, tied=tied, scan=scan)
+        if remat is not False and remat not in _POLICIES:
             raise ArgumentError(
-                f"`width` must be a multiple of {multiple} for {heads} heads with "
-                f"{positions} positions, got {width}. "
-                f"Use {multiple * math.ceil(width / multiple)}."
+                f"`remat` must be True, False or 'dots', got {remat!r}. Pass one of "
+                "these."
             )
+        rotary = _rotary(positions)
+        _check_heads(width, heads, kv_heads, rotary)
         make_table = functools.partial(
             _table, vocabulary, width, compute_dtype=compute_dtype, rngs=rngs
         )
+        make_norm = _norm_maker(norm, width, epsilon=norm_epsilon, bias=bias)
         make_block = functools.partial(
             Block,
             width=width,
             heads=heads,
+            kv_heads=kv_heads,
             mlp_width=mlp_width,
-            rotary=positions == "rotary",
+            gated=mlp == "swiglu",
+            make_norm=make_norm,
+            bias=bias,
+            rotary=rotary,
             residual_scale=1 / (2 * layers),
             compute_dtype=compute_dtype,
         )
         self.embed = make_table()
         self.positions: nnx.Param | None = nnx.data(None)
-        if positions == "learned":
+        if rotary is None:
             self.positions = nnx.Param(_TABLE(rngs.params(), (context, width)))
         keys = jax.random.split(rngs.params(), layers)
         self.blocks = nnx.vmap(lambda key: make_block(rngs=nnx.Rngs(key)))(keys)
-        self.norm = nnx.RMSNorm(width, rngs=rngs)
+        self.norm = make_norm(rngs=rngs)
         self.head: nnx.Embed | None = nnx.data(None)
         if not tied:
             self.head = make_table()
@@ -159,7 +198,8 @@ class Transformer(nnx.Module):
             return nnx.merge(graphdef, params)(x), None
 
         if self.remat:
-            layer = jax.checkpoint(layer, prevent_cse=not self.scan)
+            policy = _POLICIES[self.remat]
+            layer = jax.checkpoint(layer, prevent_cse=not self.scan, policy=policy)
         if self.scan:
             return jax.lax.scan(layer, x, stacked)[0]
         for number in range(self.layers):
@@ -175,8 +215,12 @@ class Block(nnx.Module):
         *,
         width: int,
         heads: int,
+        kv_heads: int,
         mlp_width: int,
-        rotary: bool,
+        gated: bool,
+        make_norm: Callable[..., Norm],
+        bias: bool,
+        rotary: Rotary | None,
         residual_scale: float,
         compute_dtype: DTypeLike | None,
         rngs: nnx.Rngs,
@@ -186,24 +230,33 @@ class Block(nnx.Module):
         Args:
           width: Features of a token.
           heads: Of attention.
+          kv_heads: Number of keys and values, which heads share in groups.
           mlp_width: Hidden features of the perceptron.
-          rotary: Whether queries and keys are turned by their positions.
+          gated: Whether hidden features are products with a gate (SwiGLU), or GELUs.
+          make_norm: Makes a norm from `rngs`.
+          bias: Whether products with weights add a bias.
+          rotary: Speeds at which queries and keys turn; None turns none.
           residual_scale: Variance of what each half adds at first.
           compute_dtype: Of the activations; None takes that of the parameters.
           rngs: Random keys for the parameters.
         """
         size = width // heads
         linear = functools.partial(
-            nnx.LinearGeneral, use_bias=False, dtype=compute_dtype, rngs=rngs
+            nnx.LinearGeneral, use_bias=bias, dtype=compute_dtype, rngs=rngs
         )
         inner = variance_scaling(1.0, "fan_in", "normal")
         last = variance_scaling(residual_scale, "fan_in", "normal")
-        self.attention_norm = nnx.RMSNorm(width, rngs=rngs)
-        self.qkv = linear(width, (3, heads, size), kernel_init=inner)
+        self.attention_norm = make_norm(rngs=rngs)
+        # For each pair of key and value the queries of its group, the key, the value.
+        shape = (heads // kv_heads + 2, kv_heads, size)
+        self.qkv = linear(width, shape, kernel_init=inner)
         self.out = linear((heads, size), width, axis=(-2, -1), kernel_init=last)
-        self.mlp_norm = nnx.RMSNorm(width, rngs=rngs)
+        self.mlp_norm = make_norm(rngs=rngs)
         self.up = linear(width, mlp_width, kernel_init=inner)
         self.down = linear(mlp_width, width, kernel_init=last)
+        self.up_gate: nnx.LinearGeneral | None = nnx.data(None)
+        if gated:
+            self.up_gate = linear(width, mlp_width, kernel_init=inner)
         self.rotary = rotary
 
     def __call__(
@@ -211,12 +264,59 @@ class Block(nnx.Module):
     ) -> Float[Array, "batch time width"]:
         """Let each token see those before it, then compute on its own."""
         qkv = self.qkv(_normed(self.attention_norm, x))
-        query, key, value = (qkv[:, :, number] for number in range(3))
-        if self.rotary:
-            query, key = rotate(query), rotate(key)
+        key, value = qkv[:, :, -2], qkv[:, :, -1]
+        # Heads of one group lie side by side.
+        query = qkv[:, :, :-2].swapaxes(2, 3).reshape(*x.shape[:2], -1, key.shape[-1])
+        if self.rotary is not None:
+            query, key = rotate(query, self.rotary), rotate(key, self.rotary)
         x = x + self.out(attend(query, key, value))
-        hidden = jax.nn.gelu(self.up(_normed(self.mlp_norm, x)))
+        normed = _normed(self.mlp_norm, x)
+        if self.up_gate is None:
+            hidden = jax.nn.gelu(self.up(normed))
+        else:
+            hidden = jax.nn.silu(self.up_gate(normed)) * self.up(normed)
         return x + self.down(hidden)
+
+
+def _rotary(positions: str | Rotary) -> Rotary | None:
+    if isinstance(positions, Rotary):
+        return positions
+    check_word("positions", positions, ("rotary", "learned"))
+    return Rotary() if positions == "rotary" else None
+
+
+def _check_heads(width: int, heads: int, kv_heads: int, rotary: Rotary | None) -> None:
+    # Rotations turn pairs of features.
+    multiple = 2 * heads if rotary else heads
+    if width % multiple:
+        positions = "rotary" if rotary else "learned"
+        raise ArgumentError(
+            f"`width` must be a multiple of {multiple} for {heads} heads with "
+            f"{positions} positions, got {width}. "
+            f"Use {multiple * math.ceil(width / multiple)}."
+        )
+    if heads % kv_heads:
+        raise ArgumentError(
+            f"`kv_heads` must divide the {heads} heads, got {kv_heads}. "
+            f"Use {math.gcd(heads, kv_heads)}."
+        )
+
+
+def _norm_maker(
+    norm: str, width: int, *, epsilon: float, bias: bool
+) -> Callable[..., Norm]:
+    check_word("norm", norm, ("rms", "layer"))
+    check_number("norm_epsilon", epsilon)
+    if norm == "rms":
+        return functools.partial(nnx.RMSNorm, width, epsilon=epsilon)
+    # The fast variance cancels where the mean is large.
+    return functools.partial(
+        nnx.LayerNorm,
+        width,
+        epsilon=epsilon,
+        use_bias=bias,
+        use_fast_variance=False,
+    )
 
 
 def _table(
@@ -228,54 +328,31 @@ def _table(
     return table
 
 
-def _normed(norm: nnx.RMSNorm, x: Array) -> Array:
+def _normed(norm: Norm, x: Array) -> Array:
     with jax.numpy_dtype_promotion("standard"):  # flax widens half precision inside
         return norm(x).astype(x.dtype)
 
 
 def attend(
     query: Float[Array, "batch time heads size"],
-    key: Float[Array, "batch time heads size"],
-    value: Float[Array, "batch time heads size"],
+    key: Float[Array, "batch time kv_heads size"],
+    value: Float[Array, "batch time kv_heads size"],
 ) -> Float[Array, "batch time heads size"]:
-    """Return for each token the values of those up to it, weighted by their keys."""
+    """Return for each token the values of those up to it, weighted by their keys.
+
+    Heads that share a key and a value lie side by side.
+    """
     if query.dtype != jnp.float64:
         with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
             return jax.nn.dot_product_attention(query, key, value, is_causal=True)
     # There jax (0.12) would still take the softmax in single precision, and answers in
     # double would differ between numbers of devices as those in single do.
+    group = query.shape[2] // key.shape[2]
+    key, value = (jnp.repeat(shared, group, axis=2) for shared in (key, value))
     products = jnp.einsum("bthd,bshd->bhts", query, key) / math.sqrt(query.shape[-1])
     is_seen = jnp.tril(jnp.ones(products.shape[-2:], bool))[None, None]
     weights = jax.nn.softmax(products, where=is_seen)
     return jnp.einsum("bhts,bshd->bthd", weights, value)
-
-
-def rotate(
-    x: Float[Array, "batch time heads size"], *, base: float = 10_000.0
-) -> Float[Array, "batch time heads size"]:
-    """Turn pairs of features by angles that grow with the position.
-
-    Products of a query and a key then depend on the distance between them (Su et al.
-    2021, eq. 34). Feature i and feature i + size / 2 are a pair.
-
-    Args:
-      x: Queries or keys.
-      base: The slowest pair turns about once in so many positions, times 2π.
-
-    Returns:
-      As many features of the same norm.
-    """
-    time, half = x.shape[1], x.shape[3] // 2
-    speeds = base ** (-np.arange(half) / half)
-    angles = np.arange(time)[:, None] * speeds
-    dtype = wider_dtype(x.dtype, jnp.float32)
-    cos, sin = (
-        jnp.asarray(part[None, :, None], dtype)
-        for part in (np.cos(angles), np.sin(angles))
-    )
-    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
 def next_token_nats(

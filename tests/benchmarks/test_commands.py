@@ -59,6 +59,12 @@ TINY = {
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],
+    "weights": [],
+    "lm": [
+        *("--steps=2", "--layers=1", "--width=16", "--heads=2", "--kv_heads=1"),
+        *("--vocabulary=300", "--context=16", "--global_batch=8", "--directory="),
+        *("--text=CHANGELOG.md", "--held_out=README.md"),
+    ],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -105,6 +111,8 @@ EXACT = {
     "actor_learner": {"rllib_speedup": None},
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
+    "weights": {"failures": 0, "kinds": 4},
+    "lm": {"steps": 2, "devices": 8, "strategy": "fsdp"},
 }
 NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "docs", "goodput"),

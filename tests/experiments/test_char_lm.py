@@ -1,39 +1,12 @@
 import functools
 import json
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
 
-from experiments.char_lm import Config, bits_per_char, sample
-from models.transformer import Transformer
 from tests.experiments.command import command
-from tests.steps import replicas
 
 run = functools.partial(command, "char_lm", devices=2)
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--context=16", "--steps=4"]
-
-
-def test_a_sample_goes_on_after_what_came_before(key):
-    def counts(windows):
-        return 1000.0 * jax.nn.one_hot((windows + 1) % 256, 256)
-
-    drawn = sample(jax.tree_util.Partial(counts), jnp.arange(4), key, length=6)
-    np.testing.assert_array_equal(drawn, range(4, 10))
-
-
-@pytest.mark.slow
-def test_a_model_that_knows_nothing_needs_eight_bits():
-    model = Transformer(
-        vocabulary=256, layers=1, width=4, heads=1, context=8, rngs=nnx.Rngs(0)
-    )
-    state = {"model": jax.tree.map(jnp.zeros_like, model)}
-    text = np.arange(100, dtype=np.uint8)
-
-    found = bits_per_char(replicas(2), state, text, Config(context=8))
-    assert found == pytest.approx(8.0, abs=1e-5)
 
 
 @pytest.mark.slow

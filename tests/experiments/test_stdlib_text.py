@@ -2,17 +2,12 @@ import numpy as np
 import pytest
 
 from experiments.stdlib_text import (
-    _is_held_out,
     gzip_bits,
-    held_out_batches,
+    is_held_out,
     read_text,
     shared,
-    train_input_fn,
 )
 from replicator.errors import ArgumentError
-from replicator.inputs import InputContext
-
-TEXT = np.arange(1000, dtype=np.int64).astype(np.uint8)
 
 
 @pytest.fixture
@@ -47,9 +42,9 @@ def test_a_file_that_is_like_one_to_train_on_is_not_held_out(sources, alike, sta
     common = [f"a line that two files have, number {n}\n" for n in range(20)]
     own = [f"a line that one file has, number {n}\n" for n in range(20 - alike)]
     names = [f"n{number}.py" for number in range(200)]
-    out = next(name for name in names if _is_held_out(name))
+    out = next(name for name in names if is_held_out(name))
     (sources / out).write_text("".join(common[:alike] + own))
-    learned = next(name for name in names if not _is_held_out(name))
+    learned = next(name for name in names if not is_held_out(name))
     (sources / learned).write_text("".join(common))
     train, held_out = (bytes(text) for text in read_text(sources))
     assert (common[0].encode() in held_out) == stays
@@ -73,30 +68,3 @@ def test_gzip_has_seen_the_end_of_what_was_learned():
 def test_a_directory_without_sources_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="`sources` must be a directory with"):
         read_text(tmp_path / "nowhere")
-
-
-def test_an_epoch_of_windows_holds_the_text_once():
-    context = InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)
-    batches = iter(train_input_fn(context, TEXT, global_batch=3, length=37, seed=0))
-    rows = np.concatenate([next(batches)["tokens"] for _ in range(9)])
-
-    assert rows.shape == (27, 38)
-    assert sorted(rows[:, 0]) == sorted(TEXT[:999:37].astype(int))
-    assert all((np.diff(row) % 256 == 1).all() for row in rows)
-
-
-@pytest.mark.parametrize("size", [18, 19, 33, 34, 100, 1000])
-def test_each_held_out_byte_but_the_first_counts_once(size):
-    text, found = TEXT[:size], []
-    for batch in held_out_batches(text, batch=4, length=17):
-        counted = batch["counts"] > 0
-        found.append(batch["tokens"][:, 1:][counted])
-        # What counts has half a window before it, where there is that much.
-        assert not counted[1:, :8].any() or size < 34
-
-    np.testing.assert_array_equal(np.concatenate(found), text[1:])
-
-
-def test_a_window_longer_than_the_text_is_refused():
-    with pytest.raises(ArgumentError, match="below the 5 bytes of the text, got 5"):
-        next(held_out_batches(TEXT[:5], batch=1, length=5))

@@ -12,7 +12,6 @@ from models.transformer import (
     Transformer,
     attend,
     next_token_nats,
-    rotate,
 )
 from replicator import Replicator, strategies
 from replicator.errors import ArgumentError
@@ -23,6 +22,8 @@ from tests.steps import assert_close, lenient, replicas
 
 SIZES = {"vocabulary": 16, "layers": 2, "width": 16, "heads": 4, "context": 8}
 OTHER = {"positions": "learned", "tied": False}
+LLAMA = {"heads": 8, "kv_heads": 4, "mlp": "swiglu", "tied": False}
+GPT2 = {"norm": "layer", "bias": True, "positions": "learned"}
 
 
 def make(seed=0, **options):
@@ -38,7 +39,7 @@ def mean_loss(model, tokens):
     return next_token_nats(model, tokens).mean()
 
 
-@pytest.mark.parametrize("options", [{}, OTHER], ids=["rotary", "learned"])
+@pytest.mark.parametrize("options", [{}, OTHER, LLAMA, GPT2], ids=str)
 def test_a_token_sees_none_that_comes_later(options):
     model, tokens = jax.jit(make(**options)), draw(2, 8)
     changed = tokens.at[:, 5:].set(15 - tokens[:, 5:])
@@ -57,7 +58,10 @@ def test_a_token_sees_all_that_came_before():
 
 @pytest.mark.parametrize(
     "options",
-    [{"remat": True}, {"scan": False}, {"scan": False, "remat": True}],
+    [
+        *({"remat": True}, {"scan": False}, {"scan": False, "remat": True}),
+        {"remat": "dots"},
+    ],
     ids=str,
 )
 def test_how_layers_run_changes_no_gradient(options):
@@ -84,12 +88,27 @@ def test_attention_weighs_values_by_products_with_keys(dtype):
     np.testing.assert_allclose(found[0, :, 0], expected, tolerance, tolerance)
 
 
-def test_a_product_of_rotated_features_depends_on_their_distance():
-    same = jnp.ones((1, 6, 1, 4))
-    products = rotate(same)[0, :, 0] @ rotate(2 * same)[0, :, 0].T
+def test_heads_of_a_group_share_the_key_and_value_beside_them():
+    shared, apart = make(kv_heads=2, mlp="swiglu"), make(mlp="swiglu")
+    params = params_of(shared)
+    kernel = params["blocks"]["qkv"]["kernel"]  # layers, width, group + 2, groups, size
+    query = kernel[:, :, :2].swapaxes(2, 3).reshape(2, 16, 1, 4, 4)
+    pairs = jnp.repeat(kernel[:, :, 2:], 2, axis=3)
+    params["blocks"]["qkv"]["kernel"] = jnp.concatenate([query, pairs], axis=2)
+    apart, tokens = with_params(apart, params), draw(2, 8)
 
-    np.testing.assert_allclose(products[1:, 1:], products[:-1, :-1], rtol=1e-5)
-    assert abs(products[0, 3] - products[0, 0]) > 0.1
+    found, expected = jax.jit(shared)(tokens), jax.jit(apart)(tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_heads_share_in_double_precision_too():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        query = jnp.asarray(rng.normal(size=(1, 5, 4, 4)))
+        key, value = (jnp.asarray(rng.normal(size=(1, 5, 2, 4))) for _ in range(2))
+        found = attend(query, key, value)
+        single = attend(*(each.astype(np.float32) for each in (query, key, value)))
+    np.testing.assert_allclose(found, single, rtol=1e-4, atol=1e-5)
 
 
 def test_half_precision_keeps_parameters_and_logits_in_single():
@@ -119,7 +138,7 @@ def trainer(rep, **options):
     optimizer = rep.wrap_optimizer(tx, name="model")
 
     def init_fn(key):
-        model = Transformer(**SIZES, **options, rngs=nnx.Rngs(key))
+        model = Transformer(**{**SIZES, **options}, rngs=nnx.Rngs(key))
         return {"model": model, "opt": optimizer.init(params_of(model))}
 
     def step_fn(state, batch):
@@ -154,7 +173,10 @@ STRATEGIES = {
     "hybrid": strategies.hybrid(shard=4, **CUT),
     "tensor_parallel": strategies.tensor_parallel(TENSOR_PARALLEL, model=4, replicas=2),
 }
-KINDS = {"rotary": {}, "learned": OTHER, "remat": {"remat": True}}
+KINDS = {
+    **{"rotary": {}, "learned": OTHER, "remat": {"remat": True}},
+    **{"llama": LLAMA, "dots": {**LLAMA, "remat": "dots"}, "gpt2": GPT2},
+}
 
 
 def assert_gradient_of_one_device(name, options):
@@ -201,7 +223,7 @@ def test_the_answer_is_that_of_one_device_in_double_precision_too(name):
     assert not report.left_out
 
 
-@pytest.mark.parametrize("options", [{}, OTHER], ids=["tied", "untied"])
+@pytest.mark.parametrize("options", [{}, OTHER, LLAMA, GPT2], ids=str)
 def test_heads_hidden_features_and_tables_are_cut_for_tensor_parallelism(options):
     init_fn, _ = trainer(replicas(1), **options)
     found = strategies.variables_made_by(init_fn)
@@ -210,10 +232,18 @@ def test_heads_hidden_features_and_tables_are_cut_for_tensor_parallelism(options
     whole = {path for path, axes in placed.items() if not any(axes)}
 
     assert whole
-    assert all("norm" in path or "positions" in path for path in whole)
+    kept = ("norm", "positions", "bias")
+    assert all(any(name in path for name in kept) for path in whole)
 
 
 REFUSALS = {
+    "kv_heads": ({"kv_heads": 3}, "`kv_heads` must divide the 4 heads, got 3. Use 1."),
+    "mlp": ({"mlp": "relu"}, "`mlp` must be one of 'gelu', 'swiglu', got 'relu'."),
+    "norm": ({"norm": "none"}, "`norm` must be one of 'rms', 'layer', got 'none'."),
+    "remat": (
+        {"remat": "all"},
+        "`remat` must be True, False or 'dots', got 'all'. Pass one of these.",
+    ),
     "layers": ({"layers": 0}, "`layers` must be at least 1, got 0. Use 1."),
     "positions": (
         {"positions": "none"},

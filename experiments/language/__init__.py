@@ -1,0 +1,1 @@
+"""Language models: text, tokens, training, and files of weights that others read."""

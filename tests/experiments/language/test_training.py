@@ -1,0 +1,30 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments.language.training import LanguageSettings, held_out_loss, sample
+from models.transformer import Transformer
+from tests.steps import replicas
+
+
+def test_a_sample_goes_on_after_what_came_before(key):
+    def counts(windows):
+        return 1000.0 * jax.nn.one_hot((windows + 1) % 256, 256)
+
+    drawn = sample(jax.tree_util.Partial(counts), jnp.arange(4), key, length=6)
+    np.testing.assert_array_equal(drawn, range(4, 10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [9, 100, 601])
+def test_a_model_that_knows_nothing_loses_the_same_on_every_token(size):
+    model = Transformer(
+        vocabulary=256, layers=1, width=4, heads=1, context=8, rngs=nnx.Rngs(0)
+    )
+    state = {"model": jax.tree.map(jnp.zeros_like, model)}
+    text = np.arange(size, dtype=np.int64) % 256
+
+    found = held_out_loss(replicas(2), state, text, LanguageSettings(context=8))
+    assert found == pytest.approx(np.log(256), abs=1e-5)
