@@ -14,6 +14,7 @@ layers, whether the layers run in a `scan` or one after the other.
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,9 @@ _POLICIES: Mapping[object, Callable[..., bool] | None] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 
+Attention: TypeAlias = Literal["xla", "cudnn"]
+"""Kernels of attention."""
+
 # Small, as logits are products with the same table (Radford et al. 2019).
 _TABLE = normal(0.02)
 
@@ -78,6 +82,7 @@ class Transformer(nnx.Module):
         tied: bool = True,
         scan: bool = True,
         remat: bool | str = False,
+        attention: Attention = "xla",
         compute_dtype: DTypeLike | None = None,
         rngs: nnx.Rngs,
     ) -> None:
@@ -106,6 +111,9 @@ class Transformer(nnx.Module):
           scan: Whether layers run in a loop, which compiles once for all of them.
           remat: Compute each layer again for its gradient, and keep only its input;
             `"dots"` also keeps its products with weights.
+          attention: Kernel of attention: XLA's, or `"cudnn"` on NVIDIA's GPUs from
+            Ampere on, which keeps no products of queries with keys (Dao 2023,
+            "FlashAttention-2") and takes half precision.
           compute_dtype: Of the activations, for example `jnp.bfloat16`; None takes that
             of the parameters, which are float32.
           rngs: Random keys for the parameters.
@@ -122,6 +130,7 @@ class Transformer(nnx.Module):
         for name, count in (counts | {"mlp_width": mlp_width}).items():
             check_count(name, count)
         check_word("mlp", mlp, ("gelu", "swiglu"))
+        _check_attention(attention, compute_dtype)
         check_flags(bias=bias, tied=tied, scan=scan)
         if remat is not False and remat not in _POLICIES:
             raise ArgumentError(
@@ -145,6 +154,7 @@ class Transformer(nnx.Module):
             bias=bias,
             rotary=rotary,
             residual_scale=1 / (2 * layers),
+            attention=attention,
             compute_dtype=compute_dtype,
         )
         self.embed = make_table()
@@ -222,6 +232,7 @@ class Block(nnx.Module):
         bias: bool,
         rotary: Rotary | None,
         residual_scale: float,
+        attention: Attention,
         compute_dtype: DTypeLike | None,
         rngs: nnx.Rngs,
     ) -> None:
@@ -237,6 +248,7 @@ class Block(nnx.Module):
           bias: Whether products with weights add a bias.
           rotary: Speeds at which queries and keys turn; None turns none.
           residual_scale: Variance of what each half adds at first.
+          attention: Kernel of attention.
           compute_dtype: Of the activations; None takes that of the parameters.
           rngs: Random keys for the parameters.
         """
@@ -258,6 +270,7 @@ class Block(nnx.Module):
         if gated:
             self.up_gate = linear(width, mlp_width, kernel_init=inner)
         self.rotary = rotary
+        self.attention: Attention = attention
 
     def __call__(
         self, x: Float[Array, "batch time width"]
@@ -269,13 +282,22 @@ class Block(nnx.Module):
         query = qkv[:, :, :-2].swapaxes(2, 3).reshape(*x.shape[:2], -1, key.shape[-1])
         if self.rotary is not None:
             query, key = rotate(query, self.rotary), rotate(key, self.rotary)
-        x = x + self.out(attend(query, key, value))
+        x = x + self.out(attend(query, key, value, kernel=self.attention))
         normed = _normed(self.mlp_norm, x)
         if self.up_gate is None:
             hidden = jax.nn.gelu(self.up(normed))
         else:
             hidden = jax.nn.silu(self.up_gate(normed)) * self.up(normed)
         return x + self.down(hidden)
+
+
+def _check_attention(attention: str, compute_dtype: DTypeLike | None) -> None:
+    check_word("attention", attention, ("xla", "cudnn"))
+    if attention == "cudnn" and compute_dtype not in (jnp.bfloat16, jnp.float16):
+        raise ArgumentError(
+            "`attention` must be 'xla' unless `compute_dtype` is bfloat16 or float16, "
+            f"got 'cudnn' and {compute_dtype}. Pass `compute_dtype=jnp.bfloat16`."
+        )
 
 
 def _rotary(positions: str | Rotary) -> Rotary | None:
@@ -337,14 +359,19 @@ def attend(
     query: Float[Array, "batch time heads size"],
     key: Float[Array, "batch time kv_heads size"],
     value: Float[Array, "batch time kv_heads size"],
+    *,
+    kernel: Attention = "xla",
 ) -> Float[Array, "batch time heads size"]:
     """Return for each token the values of those up to it, weighted by their keys.
 
-    Heads that share a key and a value lie side by side.
+    Heads that share a key and a value lie side by side. The kernel is that of
+    `jax.nn.dot_product_attention`.
     """
     if query.dtype != jnp.float64:
         with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
-            return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+            return jax.nn.dot_product_attention(
+                query, key, value, is_causal=True, implementation=kernel
+            )
     # There jax (0.12) would still take the softmax in single precision, and answers in
     # double would differ between numbers of devices as those in single do.
     group = query.shape[2] // key.shape[2]

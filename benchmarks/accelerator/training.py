@@ -87,7 +87,10 @@ class Decoder:
     def task(self, batch: int) -> Task:
         """Return its training on so many sequences, in bfloat16."""
         sizes = dataclasses.asdict(self)
-        return tasks.language_model(batch, compute_dtype=jnp.bfloat16, **sizes)
+        kernel = "cudnn" if jax.default_backend() == "gpu" else "xla"
+        return tasks.language_model(
+            batch, compute_dtype=jnp.bfloat16, attention=kernel, **sizes
+        )
 
     def parameters(self) -> int:
         """Return how many parameters it has; the table counts once."""
