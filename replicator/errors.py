@@ -244,11 +244,7 @@ class Preempted(SystemExit):
 def check_count(
     name: str, value: int, remedy: str = "Use 1.", *, least: int = 1
 ) -> None:
-    """Refuse an argument that is not a whole number of at least `least`.
-
-    Raises:
-      ArgumentError: It is not; the message ends with `remedy`.
-    """
+    """Refuse what is no whole number of at least `least`; the error names `remedy`."""
     check_whole(name, value)
     if value < least:
         raise ArgumentError(f"`{name}` must be at least {least}, got {value}. {remedy}")
@@ -281,11 +277,7 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse an argument that is neither a number nor an array of one.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse an argument that is neither a number nor an array of one."""
     is_one = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
     if isinstance(value, bool) or not is_one:
         raise ArgumentError(
@@ -294,22 +286,14 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_positive(name: str, value: float, remedy: str) -> None:
-    """Refuse an argument that is not a number above 0, as NaN is not.
-
-    Raises:
-      ArgumentError: It is not; the message ends with `remedy`.
-    """
+    """Refuse what is not a number above 0, as NaN is not; the error names `remedy`."""
     check_number(name, value)
     if not value > 0:
         raise ArgumentError(f"`{name}` must be above 0, got {value}. {remedy}")
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse an argument that is not a string.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse an argument that is not a string by an `ArgumentError`."""
     if not isinstance(value, str):
         raise ArgumentError(f"`{name}` must be a string, got {value!r}. Pass a `str`.")
 

@@ -9,14 +9,12 @@ write changes it, also from inside a call. Marks only ever grow, so the walk end
 """
 
 import abc
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Self, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from jax.extend import core
 
 from replicator.engine.analysis.evaluator import CALLS, REMAT
-from replicator.engine.analysis.source_lines import innermost_line, is_transposed
 
 Mark = TypeVar("Mark")
 Extra = TypeVar("Extra")
@@ -46,29 +44,6 @@ class Rules(abc.ABC, Generic[Mark]):
 
     def check_branch(self, eqn: core.JaxprEqn, predicate: Mark) -> None:
         """Look at an equation whose way inside `predicate` decides; may raise."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NestedRules(Rules[Mark]):
-    """Rules that know the equations around each that they decide.
-
-    Attributes:
-      outer: Calls and loops that hold these equations.
-    """
-
-    outer: tuple[core.JaxprEqn, ...] = ()
-
-    def inside(self, eqn: core.JaxprEqn) -> Self:
-        """Remember the equation that holds others."""
-        return dataclasses.replace(self, outer=(*self.outer, eqn))
-
-    def line_of(self, eqn: core.JaxprEqn) -> str:
-        """Return the user's line that made an equation, or one around it."""
-        return innermost_line((*self.outer, eqn))
-
-    def is_backward(self, eqn: core.JaxprEqn) -> bool:
-        """Return whether an equation is of a backward pass."""
-        return is_transposed((*self.outer, eqn))
 
 
 class DependsOn(Rules[frozenset[int]]):

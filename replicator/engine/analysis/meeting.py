@@ -21,6 +21,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.markers import ALONE, MARKERS, NORM
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
+from replicator.engine.analysis.nested_rules import NestedRules
 from replicator.engine.analysis.source_lines import is_library
 
 
@@ -63,7 +64,7 @@ _REDUCTIONS = frozenset({"psum", "pmax", "pmin", "all_reduce"})
 
 
 @dataclasses.dataclass(frozen=True)
-class MeetingRules(dataflow.NestedRules[Meeting]):
+class MeetingRules(NestedRules[Meeting]):
     """Rules to follow reductions over a microbatch into a loss."""
 
     clean = NOTHING

@@ -37,6 +37,7 @@ from replicator.engine.analysis.marks import (
     Reduced,
     join,
 )
+from replicator.engine.analysis.nested_rules import NestedRules
 from replicator.engine.analysis.shared_noise import SOURCES, SharedNoise
 from replicator.engine.analysis.source_lines import innermost_line, user_line
 from replicator.engine.analysis.summed_gradients import refuse_summed
@@ -56,7 +57,7 @@ _IMPURE = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReplicationRules(dataflow.NestedRules[Mark]):
+class _ReplicationRules(NestedRules[Mark]):
     """Rules for values that vary over replicas, and equations that make them agree.
 
     Attributes:

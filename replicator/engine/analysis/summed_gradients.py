@@ -21,6 +21,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.markers import GIVEN_GRADIENT
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
+from replicator.engine.analysis.nested_rules import NestedRules
 from replicator.errors import ReplicationError
 
 
@@ -89,7 +90,7 @@ def _check(mark: _Scale, is_wrong: bool) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rules(dataflow.NestedRules[_Scale]):
+class _Rules(NestedRules[_Scale]):
     clean = _CLEAN
 
     num_replicas: int

@@ -18,9 +18,15 @@ from replicator.engine.program_cost import Compilation
 from replicator.hooks.metric_hooks import Report, WriteMetrics
 from replicator.hooks.protocol import Hook
 from replicator.hooks.schedule import every
-from replicator.monitoring import run_record
 from replicator.monitoring.display import make_display
 from replicator.monitoring.events import was_killed
+from replicator.monitoring.run_record import (
+    describe_process,
+    first_updates,
+    is_same_run,
+    set_aside,
+    write_run_record,
+)
 from replicator.training.checkpoint_hook import Resumed
 from replicator.training.reports.compile_notes import ReportCompilations
 from replicator.training.reports.journal import written
@@ -86,9 +92,7 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     """
     records, events, start_step = spec.recording, spec.events, resumed.start_step
     is_fresh = start_step == 0 and not spec.recovery.went_back
-    processes = (
-        exchange("run-record", run_record.describe_process()) if spec.together else None
-    )
+    processes = exchange("run-record", describe_process()) if spec.together else None
     profile: list[Hook] = []
     if records.directory is not None:
         folder = records.directory / "profile"
@@ -117,19 +121,19 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     if records.directory is None or events is None:
         return Reports(hooks=hooks)
     about = {"seed": resumed.began.seed, "arguments": spec.arguments}
-    checked = run_record.first_updates(records.directory)
+    checked = first_updates(records.directory)
     with written(records.directory, is_fresh=is_fresh):
         if is_fresh:
             # A run killed before its first save begins anew, in the same journal.
-            again = run_record.is_same_run(records.directory, **about)
+            again = is_same_run(records.directory, **about)
             again = again and was_killed(records.directory)
-            run_record.set_aside(records.directory, but_journal=again)
+            set_aside(records.directory, but_journal=again)
             checked = checked if again else {}
         else:
             # Steps after the last checkpoint are made again, and written again.
             path = records.directory / "metrics.jsonl"
             drop_after(path, step=start_step)
-        run_record.write_run_record(
+        write_run_record(
             records.directory, **about, processes=processes, checked=checked
         )
     events.write("resumed" if start_step else "started", step=start_step)
