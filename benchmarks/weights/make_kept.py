@@ -39,7 +39,7 @@ _SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
+    "original_max_position_embeddings": _CONTEXT,
 }
 _GPT2 = {
     "vocab_size": _VOCABULARY,
@@ -55,12 +55,13 @@ def models() -> dict:
     """Return a model of each kind, by its name."""
     wide = _LLAMA | {"hidden_size": 32, "num_key_value_heads": 2}
     scaled = {"rope_theta": 500.0, "rope_scaling": _SCALING}
+    scaled |= {"max_position_embeddings": 2 * _CONTEXT}
     return {
         "llama": LlamaForCausalLM(LlamaConfig(**_LLAMA)),
         "llama_grouped": LlamaForCausalLM(
             LlamaConfig(**_LLAMA, num_key_value_heads=2, tie_word_embeddings=True)
         ),
-        "llama_scaled": LlamaForCausalLM(LlamaConfig(**wide, **scaled)),
+        "llama_scaled": LlamaForCausalLM(LlamaConfig(**wide | scaled)),
         "gpt2": GPT2LMHeadModel(GPT2Config(**_GPT2)),
     }
 

@@ -125,8 +125,10 @@ def write_model(
         if files[-1] and _bytes_of(files[-1]) + tensor.nbytes > file_bytes:
             files.append({})
         files[-1][name] = tensor
-    _write_weights(partial, files)
     (partial / CONFIG).write_text(json.dumps(config, indent=2))
+    _write_weights(partial, files)
+    for path in partial.glob("*.safetensors"):
+        shutil.copymode(partial / CONFIG, path)  # which its library lets no other read
     if tokenizer is not None:
         tokenizer.save(str(partial / TOKENIZER))
     os.replace(partial, directory)
