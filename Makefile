@@ -12,7 +12,7 @@ RUN_TESTS = $(BIN)/python -m pytest
 # pytest rewrite the asserts of four hundred files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow nightly soak test-newest lint bench lock clean
+.PHONY: demo docs test test-slow nightly soak test-newest lint bench lock clean
 .DEFAULT_GOAL := test
 
 # `make demo STRATEGY=fsdp` cuts the state over devices; the names are those of `strategies`.
@@ -64,6 +64,10 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+# The site, in `build/site`; any warning of Sphinx fails.
+docs: $(VENV)/.ready
+	$(BIN)/sphinx-build -W --keep-going -q -c docs . build/site
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks

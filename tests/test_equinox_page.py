@@ -1,4 +1,4 @@
-"""What docs/equinox.md says is so: its code runs, and gives one answer on any cut."""
+"""What docs/guides/equinox.md says is so: it runs, with one answer on any cut."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ import pytest
 from replicator.errors import ArgumentError, ReplicationError
 from tests.steps import lenient, replicas
 
-PAGE = (Path(__file__).parents[1] / "docs" / "equinox.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "equinox.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 eqx = pytest.importorskip("equinox")
 

@@ -1,6 +1,7 @@
-"""Bad input: each row is refused with its full message; `docs/errors.md` is this table.
+"""Bad input: each row is refused with its full message.
 
-After a change here, `python -m tests.test_errors` writes the document anew.
+`docs/reference/errors.md` is this table. After a change here, `python -m
+tests.test_errors` writes the document anew.
 """
 
 import concurrent.futures
@@ -68,7 +69,7 @@ from tests.steps import (
 )
 
 FOLDERS = tempfile.TemporaryDirectory(prefix="errors-")
-DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
+DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "errors.md"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,11 +36,11 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [
     README,
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "experiments" / "README.md",
-    *sorted((ROOT / "replicator").glob("*/README.md")),
+    *sorted((ROOT / "replicator").rglob("README.md")),
 ]
-RELIABILITY = (ROOT / "docs" / "reliability.md").read_text()
+RELIABILITY = (ROOT / "docs" / "guides" / "reliability.md").read_text()
 MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
 
 
@@ -239,7 +239,7 @@ def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeyp
     assert_equal_bits(names["state"], run.state)
 
 
-# What `docs/equinox.md` is about.
+# What `docs/guides/equinox.md` is about.
 NOT_OURS = {"equinox"}
 
 

@@ -17,7 +17,7 @@ from replicator import rpc
 from replicator.training.session import Session
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("replicator/**/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("replicator/**/*.md")]
 SOURCES = sorted((ROOT / "replicator").rglob("*.py"))
 HOMES = [
     replicator,

@@ -51,9 +51,9 @@ def initialize(
     """Join the other processes of this run; all of them must call it.
 
     Call it first, before JAX starts. Without arguments the group is found in the
-    environment, as one of the launchers of `docs/clusters.md` describes it; if none
-    does, or there is only one process, nothing happens. Variables that count several
-    processes and do not number this one are refused. A group that JAX's own
+    environment, as one of the launchers of `docs/guides/clusters.md` describes it; if
+    none does, or there is only one process, nothing happens. Variables that count
+    several processes and do not number this one are refused. A group that JAX's own
     `initialize` made is accepted, and so is a second call for the same group.
 
     If `REPLICATOR_RPC_SECRET_FILE` names a secret, all processes prove to each other

@@ -1,4 +1,4 @@
-"""The manifests of `docs/clusters.md`: whole, and found by the code that they feed."""
+"""Manifests of `docs/guides/clusters.md`: whole, and found by what they feed."""
 
 import pathlib
 import re
@@ -118,13 +118,13 @@ def test_a_script_is_one_that_bash_reads(name):
 
 
 def test_the_page_names_every_manifest():
-    page = (DOCS / "clusters.md").read_text()
+    page = (DOCS / "guides" / "clusters.md").read_text()
     for manifest in MANIFESTS.iterdir():
         assert f"manifests/{manifest.name}" in page
 
 
 def test_the_page_names_every_launcher_and_its_variables():
-    page = (DOCS / "clusters.md").read_text()
+    page = (DOCS / "guides" / "clusters.md").read_text()
     assert "`REPLICATOR_COORDINATOR_BIND`" in page
     for kind, row in DETECTORS.items():
         assert f"(`{kind}`)" in page

@@ -1,7 +1,7 @@
 """Faults 21 and 22 in a whole run: one process dies, then one stands still.
 
-As `docs/reliability.md` shows it: faults by the environment, a journal that remembers
-them over restarts, and the launcher that starts all again, twice.
+As `docs/guides/reliability.md` shows it: faults by the environment, a journal that
+remembers them over restarts, and the launcher that starts all again, twice.
 """
 
 import pytest

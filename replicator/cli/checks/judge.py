@@ -237,7 +237,7 @@ def check_coordinator(facts: CoordinatorFacts) -> Finding:
     """Judge the environment's variables about other processes."""
     name = "coordinator"
     if facts.malformed:
-        remedy = "See `docs/clusters.md` for the variables of each launcher."
+        remedy = "See `docs/guides/clusters.md` for the variables of each launcher."
         return Finding(name, "fail", facts.malformed, remedy)
     cluster = facts.cluster
     if cluster is None:

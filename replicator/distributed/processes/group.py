@@ -67,7 +67,7 @@ def launch(
     if not hasattr(os, "pidfd_open"):
         raise ArgumentError(
             f"`launch` must run on Linux, got {sys.platform}. Start each process "
-            "yourself, as `docs/clusters.md` shows."
+            "yourself, as `docs/guides/clusters.md` shows."
         )
     environ = dict(os.environ if environ is None else environ)
     # Lines appear when they are printed, and are not lost in a crash.

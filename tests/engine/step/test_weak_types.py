@@ -48,7 +48,7 @@ def test_a_run_is_handed_a_strongly_typed_state():
 
 
 def counting(count):
-    """Keep a mean over microbatches beside a model, as docs/steps.md has it."""
+    """Keep a mean over microbatches beside a model, as docs/guides/steps.md has it."""
     optimizer = wrap_optimizer(optax.sgd(0.1))
 
     def init_fn(key):

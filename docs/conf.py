@@ -1,0 +1,41 @@
+"""Configuration of the site: `sphinx-build -c docs . build/site`.
+
+The source folder is the whole repository: a link between two of its files is the same
+in the repository and on the site, and pages of packages are where their code is.
+"""
+
+from replicator.base.version import __version__
+
+project = "replicator"
+release = version = __version__
+copyright = "the authors of replicator"
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "myst_nb",
+]
+
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "experiments/README.md",
+    "replicator/**/README.md",
+    *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"),
+]
+# Folders that are not entered; environments and results of runs are large.
+exclude_patterns = [".*", "benchmarks", "build", "dist", "runs", "tests"]
+
+myst_heading_anchors = 4  # as the repository's web page makes them
+nb_execution_mode = "off"
+
+autodoc_member_order = "groupwise"
+autodoc_typehints = "description"
+# In docstrings as in Markdown: code, and a link where it is a name of the library.
+default_role = "py:obj"
+
+html_theme = "sphinx_book_theme"
+html_title = "replicator"
+html_static_path = ["site/site.css"]
+html_css_files = ["site.css"]
+html_extra_path = ["site/index.html"]
+html_theme_options = {"use_download_button": False, "show_toc_level": 2}
