@@ -27,7 +27,8 @@ include_patterns = [
     "docs/**.md",
     "experiments/README.md",
     "replicator/**/README.md",
-    *("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"),
+    *(f"{name}.md" for name in ("AGENTS", "CHANGELOG", "CONTRIBUTING")),
+    *("README.md", "SECURITY.md"),
 ]
 # Folders that are not entered; environments and results of runs are large.
 exclude_patterns = [".*", "benchmarks", "build", "dist", "runs", "tests"]

@@ -8,7 +8,7 @@ import re
 
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
-_CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)(\w?)|(\|)")
 
 
 def to_rst(lines: list[str]) -> list[str]:
@@ -54,7 +54,12 @@ def _begins_literal(last: str, line: str) -> bool:
 
 
 def _inline(text: list[str]) -> list[str]:
-    def marked(code: re.Match[str]) -> str:
-        return code[0] if _NAME.fullmatch(code[1]) else f"``{code[1]}``"
+    def marked(found: re.Match[str]) -> str:
+        code, next_letter, bar = found.groups()
+        if bar:  # it would begin a substitution
+            return r"\|"
+        role = "`" if _NAME.fullmatch(code) else "``"
+        behind = rf"\ {next_letter}" if next_letter else ""
+        return f"{role}{code}{role}{behind}"
 
     return _CODE.sub(marked, "\n".join(text)).split("\n") if text else []

@@ -9,6 +9,7 @@
 import argparse
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -84,9 +85,9 @@ def api_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each page of public names."""
     rows = []
     for name in MODULES:
-        module = importlib.import_module(name)
+        module = module_of(name)
         rows.append(f"| [`{name}`](api/{name}.md) | {first_line(module)} |")
-        yield f"api/{name}.md", _module_page(module)
+        yield f"api/{name}.md", _module_page(name, module)
     lines = [
         "# Names",
         "",
@@ -105,23 +106,37 @@ def api_pages() -> Iterator[tuple[str, str]]:
     yield "api.md", "\n".join([*lines, *(f"api/{name}" for name in MODULES), "```", ""])
 
 
-def _module_page(module: ModuleType) -> str:
-    name = module.__name__
+def module_of(name: str) -> ModuleType:
+    """Return a module by its public name, which may be another than its own."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        parent, _, alias = name.rpartition(".")
+        return getattr(importlib.import_module(parent), alias)
+
+
+def _module_page(name: str, module: ModuleType) -> str:
     lines = [f"# {name}", ""]
-    lines += ["```{eval-rst}", f".. automodule:: {name}", "```", ""]
+    directive = "automodule" if name == module.__name__ else "py:module"
+    lines += ["```{eval-rst}", f".. {directive}:: {name}", "```", ""]
     names = [each for each in names_of(module) if each != "__version__"]
     values = {each: getattr(module, each) for each in names}
     modules = [each for each, value in values.items() if isinstance(value, ModuleType)]
     if modules:
-        pages = {each: values[each].__name__ for each in modules}
-        lines += ["Modules: " + ", ".join(map(_module_link, pages.values())) + ".", ""]
+        links = [_module_link(f"{name}.{each}") for each in modules]
+        lines += [f"Modules: {', '.join(links)}.", ""]
+        others = [each for each in modules if f"{name}.{each}" not in MODULES]
+        lines += ["```{eval-rst}"] if others else []
+        lines += [f".. py:module:: {name}.{each}" for each in others]
+        lines += ["```", ""] if others else []
     own = {each: value for each, value in values.items() if each not in modules}
     for heading, listed in _sections(name, own).items():
         lines += [f"## {heading}", ""] if heading else []
         lines += ["| name | |", "|---|---|"]
         lines += [f"| `{each}` | {_summary(own[each])} |" for each in listed]
         lines += ["", "```{eval-rst}"]
-        lines += [line for each in listed for line in _directive(name, each, own[each])]
+        for each in listed:
+            lines += _directive(f"{name}.{each}", own[each])
         lines += ["```", ""]
     return "\n".join(lines)
 
@@ -148,12 +163,26 @@ def _summary(value: object) -> str:
     return first_line(value).replace("|", r"\|") if is_documented else ""
 
 
-def _directive(module: str, name: str, value: object) -> list[str]:
-    if inspect.isclass(value):
-        kind = "exception" if issubclass(value, BaseException) else "class"
-        return [f".. auto{kind}:: {module}.{name}", "   :members:", ""]
-    kind = "function" if callable(value) else "data"
-    return [f".. auto{kind}:: {module}.{name}", ""]
+def _directive(name: str, value: object) -> list[str]:
+    if not inspect.isclass(value):
+        return [f".. auto{'function' if callable(value) else 'data'}:: {name}", ""]
+    kind = "exception" if issubclass(value, BaseException) else "class"
+    # Sphinx knows a class by its own name, too, and takes one entry of it.
+    is_second = homes()[value] != name
+    options = ["   :members:", *(["   :no-index:"] if is_second else [])]
+    return [f".. auto{kind}:: {name}", *options, ""]
+
+
+@functools.cache
+def homes() -> dict[type, str]:
+    """Return the public name under which each class has its entry: an error's first."""
+    found: dict[type, str] = {}
+    for name in sorted(MODULES, key=lambda name: name != "replicator.errors"):
+        module = module_of(name)
+        for each in names_of(module):
+            if inspect.isclass(value := getattr(module, each)):
+                found.setdefault(value, f"{name}.{each}")
+    return found
 
 
 def options_page() -> str:

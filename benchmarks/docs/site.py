@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from benchmarks.docs.pages import ROOT, blocks_of, pages
-from benchmarks.docs.reference import MODULES, names_of
+from benchmarks.docs.reference import MODULES, homes, module_of, names_of
 from benchmarks.wording import docstrings
 
 _PATH = re.compile(
@@ -47,9 +47,9 @@ def documented(folder: Path) -> set[str]:
 def missing(folder: Path) -> list[str]:
     """List the public names without an entry, those that pages import among them."""
     wanted = {
-        f"{module}.{name}"
+        homes().get(getattr(module_of(module), name), f"{module}.{name}")
         for module in MODULES
-        for name in names_of(importlib.import_module(module))
+        for name in names_of(module_of(module))
         if name != "__version__"
     }
     shown = [b for page in pages() for b in blocks_of(page) if b.is_python]
