@@ -259,8 +259,8 @@ def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeyp
     assert_equal_bits(names["state"], run.state)
 
 
-# What `docs/guides/equinox.md` is about.
-NOT_OURS = {"equinox"}
+# What `docs/guides/equinox.md` and `data.md` are about.
+NOT_OURS = {"equinox", "grain"}
 
 
 def imported_by(blocks):
