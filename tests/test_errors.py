@@ -80,7 +80,7 @@ PLACES = {
     "engine": "The step",
     "nnx": "Modules of flax",
     "strategies": "Strategies",
-    "replicator.py": "The arguments of a Replicator",
+    "replicator.py": "Devices, and the arguments of a Replicator",
     "training": "A run",
     "hooks": "Hooks and writers",
     "writers": "Hooks and writers",
@@ -2290,7 +2290,8 @@ def place_of(error):
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     ours = [pathlib.Path(name) for name in frames if name.startswith(str(LIBRARY))]
     folders = [path.relative_to(LIBRARY).parts[0] for path in ours]
-    return next(PLACES[each] for each in reversed(folders) if each in PLACES)
+    found = (PLACES[each] for each in reversed(folders) if each in PLACES)
+    return next(found, PLACES["replicator.py"])
 
 
 def places_in_document():

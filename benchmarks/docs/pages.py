@@ -31,7 +31,10 @@ _LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)")
 def pages() -> list[Path]:
     """List all pages that show code, or that one of these links to."""
     return [
-        *(README, *(ROOT / f"{name}.md" for name in ("AGENTS", "CONTRIBUTING", "SECURITY"))),
+        *(
+            README,
+            *(ROOT / f"{name}.md" for name in ("AGENTS", "CONTRIBUTING", "SECURITY")),
+        ),
         *sorted((ROOT / "docs").rglob("*.md")),
         ROOT / "experiments" / "README.md",
         *sorted((ROOT / "replicator").rglob("README.md")),
