@@ -40,7 +40,9 @@ from tests.steps import (
     trainer,
 )
 
-RELIABILITY = (ROOT / "docs" / "guides" / "reliability.md").read_text()
+RELIABILITY = "".join(
+    (ROOT / "docs" / "guides" / name).read_text() for name in ("reliability.md", "week.md")
+)
 
 
 def init_params(key):
@@ -257,8 +259,8 @@ def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeyp
     assert_equal_bits(names["state"], run.state)
 
 
-# What `docs/guides/equinox.md` is about.
-NOT_OURS = {"equinox"}
+# What `docs/guides/equinox.md` and `data.md` are about.
+NOT_OURS = {"equinox", "grain"}
 
 
 def imported_by(blocks):
@@ -301,7 +303,7 @@ def test_every_test_and_benchmark_that_is_named_is_there():
     assert not [name for name in modules if find_spec(f"benchmarks.{name}") is None]
 
 
-def test_every_limit_and_exit_code_is_in_the_page():
+def test_every_limit_and_exit_code_is_in_a_page():
     rows = {
         line.split("|")[1].strip() for line in RELIABILITY.splitlines() if "|" in line
     }
