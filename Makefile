@@ -12,7 +12,7 @@ RUN_TESTS = $(BIN)/python -m pytest
 # pytest rewrite the asserts of four hundred files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test test-slow nightly soak test-newest lint bench lock release clean
+.PHONY: demo docs notebooks test test-slow nightly soak test-newest lint bench lock release clean
 .DEFAULT_GOAL := test
 
 # `make demo STRATEGY=fsdp` cuts the state over devices; the names are those of `strategies`.
@@ -44,6 +44,7 @@ test-slow: $(VENV)/.ready
 # at the first number that misses its bar.
 nightly: $(VENV)/.ready
 	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
+	$(MAKE) notebooks docs
 	$(BIN)/python -m benchmarks.hold kill_resume --kills=500 --terms=50
 	$(BIN)/python -m benchmarks.hold corruption --cases=100000
 	$(BIN)/python -m benchmarks.hold no_hang --runs=200
@@ -67,7 +68,12 @@ lint: $(VENV)/.ready
 
 # The site, in `build/site`; any warning of Sphinx fails.
 docs: $(VENV)/.ready
-	$(BIN)/sphinx-build -W --keep-going -q -c docs . build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+	@echo "build/site/index.html"
+
+# Executes the notebooks, a minute each at most, and keeps their outputs for `make docs`.
+notebooks: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.docs.notebooks
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m benchmarks

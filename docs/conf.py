@@ -4,6 +4,11 @@ The source folder is the whole repository: a link between two of its files is th
 in the repository and on the site, and pages of packages are where their code is.
 """
 
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from benchmarks.docs import notebooks
 from replicator.base.version import __version__
 
 project = "replicator"
@@ -26,7 +31,10 @@ include_patterns = [
 exclude_patterns = [".*", "benchmarks", "build", "dist", "runs", "tests"]
 
 myst_heading_anchors = 4  # as the repository's web page makes them
-nb_execution_mode = "off"
+# Outputs come from a cache that `fill_cache` fills: nothing is executed here.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(notebooks.ROOT / "build" / "notebooks")
+nb_execution_raise_on_error = True
 
 autodoc_member_order = "groupwise"
 autodoc_typehints = "description"
@@ -39,3 +47,18 @@ html_static_path = ["site/site.css"]
 html_css_files = ["site.css"]
 html_extra_path = ["site/index.html"]
 html_theme_options = {"use_download_button": False, "show_toc_level": 2}
+
+
+def setup(app: Sphinx) -> None:
+    """Bring kept outputs of notebooks in, and write notebooks out."""
+    app.connect("builder-inited", _fill_cache)
+    app.connect("build-finished", _write_ipynb)
+
+
+def _fill_cache(_: Sphinx) -> None:
+    notebooks.fill_cache(Path(nb_execution_cache_path))
+
+
+def _write_ipynb(app: Sphinx, failure: Exception | None) -> None:
+    if failure is None:
+        notebooks.write_ipynb(Path(app.outdir))

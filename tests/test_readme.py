@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tomllib
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,16 @@ import pytest
 from flax import nnx
 
 import replicator
+import replicator.launchpad_bridge as lp
+from benchmarks.docs.pages import (
+    README,
+    ROOT,
+    blocks_of,
+    broken_links,
+    pages,
+)
 from experiments import impala_catch
-from replicator import exit_codes, strategies
+from replicator import exit_codes, hooks, strategies
 from replicator.training.watchdog import Limits
 from tests.steps import (
     adam,
@@ -32,23 +39,7 @@ from tests.steps import (
     trainer,
 )
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-PAGES = [
-    README,
-    *sorted((ROOT / "docs").rglob("*.md")),
-    ROOT / "experiments" / "README.md",
-    *sorted((ROOT / "replicator").rglob("README.md")),
-]
 RELIABILITY = (ROOT / "docs" / "guides" / "reliability.md").read_text()
-MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
-
-
-def blocks_of(text):
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-BLOCKS = blocks_of(README.read_text())
 
 
 def init_params(key):
@@ -87,39 +78,66 @@ def as_jax_comes():
             jax.config.update(name, value)
 
 
-@pytest.mark.filterwarnings("default::UserWarning")
-def test_every_python_block_runs_and_what_loops_of_others_become(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    moved = blocks_of(MIGRATING.split("## Running code")[0])
-    names = {
+def names_of_all_pages(folder):
+    """Return what every page may use: README's ten lines, and what it mentions."""
+    rep = replicator.Replicator()
+    optimizer = rep.wrap_optimizer(optax.adam(1e-3))
+    init_fn, step_fn = trainer(optimizer, loss_fn, init_params)
+
+    def eval_fn(state, batch):
+        predicted = batch["x"] @ state["params"]["w"] + state["params"]["b"]
+        return {"loss": (predicted - batch["y"]) ** 2}
+
+    return {
+        **{"jax": jax, "jnp": jnp, "np": np, "optax": optax, "nnx": nnx},
+        **{"replicator": replicator, "strategies": strategies, "hooks": hooks},
+        **{"lp": lp, "rep": rep, "optimizer": optimizer, "tx": optimizer},
+        **{"init_params": init_params, "loss_fn": loss_fn, "eval_fn": eval_fn},
+        **{"init_fn": init_fn, "step_fn": step_fn, "key": jax.random.key(0)},
         "agent": impala_catch.make_agent(impala_catch.Config()),
         "make_environment": functools.partial(impala_catch.make_boards, 8),
-        "folder": tmp_path,
-        "init_params": init_params,
-        "loss_fn": loss_fn,
         "make_model": lambda key: nnx.Linear(4, 1, rngs=nnx.Rngs(key)),
-        "dataset": [line_of(32)] * 3,
-        "loader": [line_of(32), line_of(32), line_of(19)],
+        **{"dataset": [line_of(32)] * 3, "batch": line_of(32)},
+        **{"loader": [line_of(32), line_of(32), line_of(19)], "folder": folder},
     }
+
+
+def run_blocks(blocks, names):
+    """Run blocks in their order, each at the lines of its page."""
     with as_jax_comes():
-        for block in BLOCKS + moved:
-            exec(compile(shortened(block), "README.md", "exec"), names)
-    assert names["result"].step == 12
-    assert names["session"].result.step == 10
-    assert names["run"].results["learner"]["step"] == 10
+        for block in blocks:
+            code = "\n" * (block.line - 1) + shortened(block.code)
+            exec(compile(code, str(block.page), "exec"), names)
 
 
-def test_what_an_experiment_of_jaxline_becomes_runs(tmp_path, monkeypatch):
+WITH_CODE = {page: [b for b in blocks_of(page) if b.runs] for page in pages()}
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[] if page == README else [pytest.mark.slow])
+        for page, blocks in WITH_CODE.items()
+        if blocks
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
+    for name in imported_by(WITH_CODE[page]) - sys.stdlib_module_names:
+        pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
-    [block] = blocks_of(MIGRATING.split("## A jaxline")[1].split("\n## ")[0])
-    names = {
-        **{"jax": jax, "optax": optax, "replicator": replicator},
-        **{"init_params": init_params, "loss_fn": loss_fn},
-        "dataset": [line_of(32)] * 3,
-    }
-    with as_jax_comes():
-        exec(compile(shortened(block), "migrating.md", "exec"), names)
-    assert names["result"].evaluation["examples"] == 96
+    run_blocks(WITH_CODE[page], {**names_of_all_pages(tmp_path), "__name__": "page"})
+
+
+def test_each_python_block_runs_or_is_marked():
+    shown = [block for page in pages() for block in blocks_of(page) if block.is_python]
+    where = [f"{b.page.name}:{b.line}" for b in shown if not (b.runs or b.mark)]
+    assert not where
+    elsewhere = [b.mark.split()[2] for b in shown if b.mark.startswith("run by")]
+    assert not [test for test in elsewhere if not (ROOT / test).exists()]
+    fragments = [block for block in shown if block.mark.startswith("fragment")]
+    assert len(fragments) <= 0.15 * len(shown)
 
 
 PORTS = [
@@ -138,9 +156,8 @@ def ports(devices, strategy=None):
         **{"init_params": init_params, "loss_fn": loss_fn},
         "rep": replicas(devices, strategy=strategy),
     }
-    with as_jax_comes():
-        for block in blocks_of(MIGRATING.split("## What ports")[1]):
-            exec(compile(block, "migrating.md", "exec"), names)
+    _, *ported = WITH_CODE[ROOT / "docs" / "start" / "porting.md"]  # its own `rep` apart
+    run_blocks(ported, names)
     return names
 
 
@@ -182,13 +199,13 @@ def test_a_run_takes_a_buffer_that_is_filled_anew():
 
 @pytest.mark.parametrize(("devices", "sizes"), [(8, (2, 4, 1)), (1, (1, 1, 1))])
 def test_the_page_of_strategies_runs(devices, sizes):
-    page = (ROOT / "replicator" / "strategies" / "README.md").read_text()
     init_fn, step_fn = trainer(adam())
     names = {"init_fn": init_fn, "step_fn": step_fn, "batch": regression_batch()}
     names["dataset"] = [names["batch"]]
-    for block in blocks_of(page):
-        code = shortened(block).replace("Replicator(", f"Replicator({devices}, ")
-        exec(compile(code, "strategies/README.md", "exec"), names)
+    for block in blocks_of(ROOT / "replicator" / "strategies" / "README.md"):
+        if block.is_python:
+            code = block.code.replace("Replicator(", f"Replicator({devices}, ")
+            run_blocks([dataclasses.replace(block, code=code)], names)
     names["rep"].init(init_fn)
     assert tuple(names["rep"].mesh.shape.values()) == sizes
 
@@ -212,8 +229,9 @@ def test_the_program_prints_what_its_page_says_on_threads_processes_and_ray(tmp_
 
 
 def test_the_ten_lines_are_those_of_the_design():
-    assert BLOCKS[0].count("\n") <= 20
-    assert "rep.run(step_fn, dataset, init_fn=init_fn, steps=1000, seed=0)" in BLOCKS[0]
+    first = WITH_CODE[README][0].code
+    assert first.count("\n") <= 22
+    assert "rep.run(step_fn, dataset, init_fn=init_fn, steps=1000, seed=0)" in first
 
 
 def test_the_script_that_readme_kills_runs(tmp_path, monkeypatch, capsys):
@@ -243,14 +261,20 @@ def test_the_script_with_a_loop_of_its_own_has_the_bits_of_run(tmp_path, monkeyp
 NOT_OURS = {"equinox"}
 
 
-def test_the_extra_all_brings_what_the_pages_import():
+def imported_by(blocks):
+    """Name the packages that blocks of Python import."""
     imported = set()
-    for tree in map(ast.parse, (b for p in PAGES for b in blocks_of(p.read_text()))):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            if isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").partition(".")[0])
+    for node in (n for b in blocks for n in ast.walk(ast.parse(b.code))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").partition(".")[0])
+    return imported
+
+
+def test_the_extra_all_brings_what_the_pages_import():
+    shown = [b for found in WITH_CODE.values() for b in found if b.is_python]
+    imported = imported_by(shown)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     [named] = re.findall(r"\[(.*)\]", extras["all"][0])
@@ -264,11 +288,9 @@ def test_the_extra_all_brings_what_the_pages_import():
     assert {n for n in found if not brought & {*map(str.lower, dists[n])}} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page):
-    targets = re.findall(r"\]\(([^)#]+)", page.read_text())
-    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
-    assert not missing
+    assert not broken_links(page)
 
 
 def test_every_test_and_benchmark_that_is_named_is_there():
