@@ -156,8 +156,8 @@ def ports(devices, strategy=None):
         **{"init_params": init_params, "loss_fn": loss_fn},
         "rep": replicas(devices, strategy=strategy),
     }
-    _, *ported = WITH_CODE[ROOT / "docs" / "start" / "porting.md"]  # its own `rep` apart
-    run_blocks(ported, names)
+    porting = ROOT / "docs" / "start" / "porting.md"
+    run_blocks(WITH_CODE[porting][1:], names)  # the first makes a `rep` of its own
     return names
 
 

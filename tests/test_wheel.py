@@ -1,4 +1,4 @@
-"""The built wheel, alone in an empty environment, runs README and the way from `jit`."""
+"""The built wheel, alone in an empty environment, runs README and the page on `jit`."""
 
 import email
 import re
@@ -73,7 +73,7 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_readme_and_the_way_from_jit_without_extras(installed, tmp_path):
+def test_the_wheel_runs_readme_and_the_page_on_jit_without_extras(installed, tmp_path):
     blocks = [block.code for page in _PAGES for block in blocks_of(page) if block.runs]
     assert len(blocks) >= 4
     script = tmp_path / "pages.py"
