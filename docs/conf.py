@@ -5,15 +5,17 @@ in the repository and on the site, and pages of packages are where their code is
 """
 
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
 from benchmarks.docs import notebooks
+from benchmarks.docs.docstrings import to_rst
 from replicator.base.version import __version__
 
 project = "replicator"
 release = version = __version__
-copyright = "the authors of replicator"
+project_copyright = "the authors of replicator"
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -36,8 +38,12 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(notebooks.ROOT / "build" / "notebooks")
 nb_execution_raise_on_error = True
 
-autodoc_member_order = "groupwise"
+autoclass_content = "both"
+autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 88
 # In docstrings as in Markdown: code, and a link where it is a name of the library.
 default_role = "py:obj"
 
@@ -50,13 +56,37 @@ html_theme_options = {"use_download_button": False, "show_toc_level": 2}
 
 
 def setup(app: Sphinx) -> None:
-    """Bring kept outputs of notebooks in, and write notebooks out."""
+    """Bring docstrings and kept outputs of notebooks in, and write notebooks out."""
+    app.connect("autodoc-process-docstring", _to_rst, priority=400)  # before napoleon
     app.connect("builder-inited", _fill_cache)
     app.connect("build-finished", _write_ipynb)
+    app.connect("html-page-context", _offer_ipynb, priority=501)  # after the theme
+
+
+def _to_rst(
+    _: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    lines[:] = to_rst(lines)
 
 
 def _fill_cache(_: Sphinx) -> None:
     notebooks.fill_cache(Path(nb_execution_cache_path))
+
+
+def _offer_ipynb(
+    _: Sphinx, page: str, template: str, context: dict[str, Any], tree: object
+) -> None:
+    """Add a button to the page of a notebook."""
+    if (notebooks.ROOT / f"{page}.md") in notebooks.notebooks():
+        context["header_buttons"].append(
+            {
+                "type": "link",
+                "url": f"{page.rpartition('/')[2]}.ipynb",
+                "text": "Notebook",
+                "tooltip": "This page as a Jupyter notebook",
+                "label": "notebook",
+            }
+        )
 
 
 def _write_ipynb(app: Sphinx, failure: Exception | None) -> None:

@@ -8,9 +8,11 @@ import concurrent.futures
 import dataclasses
 import faulthandler
 import json
+import os
 import pathlib
 import re
 import tempfile
+import traceback
 import zlib
 from collections.abc import Callable
 
@@ -70,6 +72,27 @@ from tests.steps import (
 
 FOLDERS = tempfile.TemporaryDirectory(prefix="errors-")
 DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "reference" / "errors.md"
+LIBRARY = pathlib.Path(replicator.__file__).parent
+# Headings of the document, by the folder of the library that raises.
+PLACES = {
+    "inputs": "The dataset and its batches",
+    "collectives": "The step",
+    "engine": "The step",
+    "nnx": "Modules of flax",
+    "strategies": "Strategies",
+    "replicator.py": "The arguments of a Replicator",
+    "training": "A run",
+    "hooks": "Hooks and writers",
+    "writers": "Hooks and writers",
+    "monitoring": "Records",
+    "checkpoint": "Checkpoints",
+    "distributed": "Several processes",
+    "launchpad_bridge": "Programs of nodes",
+    "rpc": "Calls between processes",
+    "compat": "Code of the days of pmap",
+    "testing": "Tests of a step",
+    "cli": "The command",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -2262,12 +2285,36 @@ def neutral(message):
     return re.sub(r"/[^' ]*/bad-[a-z0-9_]+", "runs/a", message)
 
 
+def place_of(error):
+    """Return the heading for the folder that raised; checks of arguments aside."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [pathlib.Path(name) for name in frames if name.startswith(str(LIBRARY))]
+    folders = [path.relative_to(LIBRARY).parts[0] for path in ours]
+    return next(PLACES[each] for each in reversed(folders) if each in PLACES)
+
+
+def places_in_document():
+    """Return the headings of the rows as the document has them, by their names."""
+    parts = re.split(r"(?m)^## (.*)$", DOCUMENT.read_text())[1:]
+    return {
+        line.rsplit(" | ", 2)[1]: heading
+        for heading, rows in zip(parts[::2], parts[1::2], strict=True)
+        for line in rows.splitlines()
+        if line.count(" | ") >= 2
+    }
+
+
+PLACED = places_in_document()
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_bad_input_is_refused_in_full_words(row):
+def test_bad_input_is_refused_in_full_words(row, monkeypatch):
+    monkeypatch.setenv("REPLICATOR_TRACEBACK", "full")  # it names the place
     with pytest.raises(row.kind) as found:
         row.provoke()
     assert type(found.value) is row.kind
     assert neutral(str(found.value)) == row.message
+    assert place_of(found.value) == PLACED[row.name], "write the document anew"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -2278,7 +2325,7 @@ def test_a_message_names_its_subject_and_one_remedy(row):
 
 
 def test_the_document_is_this_table():
-    assert DOCUMENT.read_text() == document()
+    assert DOCUMENT.read_text() == document(PLACED)
 
 
 def test_an_uneven_last_batch_whose_mask_is_read_is_no_error():
@@ -2288,27 +2335,40 @@ def test_an_uneven_last_batch_whose_mask_is_read_is_no_error():
     assert result.examples == 26
 
 
-def document():
-    """Write the table as a page."""
+def document(places):
+    """Write the table as a page, by headings of the rows' names."""
     lines = [
         "# Errors",
         "",
-        "What is refused, and in which words. Every message names the argument, its",
-        "rule, the value found and a remedy. Each class also inherits the builtin in",
-        "brackets. Paths in messages are examples. `tests/test_errors.py` holds this",
-        "table to what the library says; `python -m tests.test_errors` writes it.",
-        "",
-        "| Bad input | Error | Message |",
-        "|---|---|---|",
+        "Messages first, grouped by the part of the library that raises them. Each",
+        "names the argument, its rule, the value found and a remedy. Each class also",
+        "inherits the builtin in brackets: `except ValueError` works. Paths in",
+        "messages are examples. All classes:",
+        "[`replicator.errors`](api/replicator.errors.md). `tests/test_errors.py` holds",
+        "this page to what the library says; `python -m tests.test_errors` writes it.",
     ]
-    for row in ROWS:
-        builtin = row.kind.__mro__[2].__name__
-        lines.append(
-            f"| {row.name} | `{row.kind.__name__}` ({builtin}) | "
-            f"{' '.join(row.message.splitlines())} |"
-        )
+    for heading in dict.fromkeys(PLACES.values()):
+        rows = [row for row in ROWS if places[row.name] == heading]
+        if rows:
+            lines += ["", f"## {heading}", ""]
+            lines += ["| Message | Bad input | Error |", "|---|---|---|"]
+        for row in rows:
+            message = " ".join(row.message.splitlines())
+            builtin = row.kind.__mro__[2].__name__
+            lines.append(
+                f"| {message} | {row.name} | `{row.kind.__name__}` ({builtin}) |"
+            )
     return "\n".join(lines) + "\n"
 
 
+def raised_in(row):
+    """Return the heading of a row."""
+    try:
+        row.provoke()
+    except row.kind as error:
+        return place_of(error)
+
+
 if __name__ == "__main__":
-    DOCUMENT.write_text(document())
+    os.environ["REPLICATOR_TRACEBACK"] = "full"
+    DOCUMENT.write_text(document({row.name: raised_in(row) for row in ROWS}))

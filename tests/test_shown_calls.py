@@ -17,7 +17,8 @@ from replicator import rpc
 from replicator.training.session import Session
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("replicator/**/*.md")]
+FOLDERS = ("", "docs/**/", "replicator/**/")
+PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md")]
 SOURCES = sorted((ROOT / "replicator").rglob("*.py"))
 HOMES = [
     replicator,

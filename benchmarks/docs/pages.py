@@ -117,7 +117,9 @@ def anchors_of(page: Path) -> set[str]:
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading).strip().lower()
         slug = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
         repeated = (f"{slug}-{n}" for n in range(1, len(headings)))
-        found.add(slug if slug not in found else next(r for r in repeated if r not in found))
+        found.add(
+            slug if slug not in found else next(r for r in repeated if r not in found)
+        )
     return found
 
 
@@ -129,8 +131,8 @@ def broken_links(page: Path) -> list[str]:
             continue
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
-        if not target.exists():
-            broken.append(link)
-        elif anchor and target.suffix == ".md" and anchor not in anchors_of(target):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target)
+        ):
             broken.append(link)
     return broken

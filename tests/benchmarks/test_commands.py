@@ -31,6 +31,7 @@ TINY = {
     "partition_overhead": ["--rounds=2", "--steps=1", "--width=64", "--context=8"],
     "batch_norm": ["--rounds=2", "--calls=1", "--shape=4,4,4,32"],
     "house": [],
+    "docs": [],
     "rpc_fuzz": ["--cases=3000", "--frames=300"],
     "rpc_attack": [
         *("--only=replay", "--only=half_open", "--only=page_", "--only=folders"),
@@ -85,6 +86,7 @@ EXACT = {
         **{"root_modules": 6, "largest_folder": 14, "circles": 0},
         **{"untyped_options": 0, "unexplained": 0, "examples_front": 100.0},
     },
+    "docs": {"missing": 0, "warnings": 0, "broken": 0, "unrun": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
     "rpc_attack": {"failures": 0, "total": 27},
     "join_attack": {"failures": 0},
@@ -103,7 +105,8 @@ EXACT = {
     "ppo_cartpole": {"steps": 2, "scale": "process"},
 }
 NIGHTLY = {
-    *("actor_learner", "checkpoint_stall", "goodput", "launch_time", "launchers"),
+    *("actor_learner", "checkpoint_stall", "docs", "goodput"),
+    *("launch_time", "launchers"),
     *("learner_faults", "orphans", "program_overhead", "rpc_soak"),
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
