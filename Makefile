@@ -12,7 +12,7 @@ RUN_TESTS = $(BIN)/python -m pytest
 # pytest rewrite the asserts of four hundred files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs notebooks test test-slow nightly soak test-newest lint bench lock clean
+.PHONY: demo docs notebooks test test-slow nightly soak test-newest lint bench lock release clean
 .DEFAULT_GOAL := test
 
 # `make demo STRATEGY=fsdp` cuts the state over devices; the names are those of `strategies`.
@@ -85,6 +85,16 @@ lock:
 	  $(BIN)/uv pip compile --quiet --universal --python-version $$version --extra dev \
 	    --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	    --output-file requirements/py$${version/./}.txt pyproject.toml; done
+
+# What an upload would hold: built, checked, and its wheel run as by a stranger, with the
+# newest packages that it allows. Uploads nothing.
+release: $(VENV)/.ready
+	rm -rf build/lib build/stranger dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/stranger
+	build/stranger/bin/python -m pip install --quiet dist/*.whl
+	cd build && stranger/bin/replicator demo
 
 clean:
 	rm -rf .venv .venv-newest build dist *.egg-info

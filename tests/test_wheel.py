@@ -1,37 +1,24 @@
-"""The built wheel, alone in an empty environment, runs README's first two screens."""
+"""The built wheel, alone in an empty environment, runs README and the page on `jit`."""
 
+import email
 import re
 import subprocess
 import sys
 import venv
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from tests.test_readme import README
+from benchmarks.docs.pages import README, ROOT, blocks_of
 
-ROOT = Path(__file__).parents[1]
 _LOCK = "py311.txt" if sys.version_info < (3, 12) else "py312.txt"
-_SCREENS = README.read_text().split("## What it promises")[0]
+_PAGES = README, ROOT / "docs" / "start" / "from_jit.md"
 _PRELUDE = """
 import warnings
 warnings.simplefilter("error")
-import replicator
-replicator.fake_devices(8)
-import importlib.util, jax, jax.numpy as jnp, numpy as np
+import importlib.util
 for extra in ("flax", "grain", "tensorboardX", "matplotlib"):
     assert importlib.util.find_spec(extra) is None, extra
-
-def init_params(key):
-    return {"w": jax.random.normal(key, (4,)), "b": jnp.zeros(())}
-
-def loss_fn(params, batch):
-    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
-
-x = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
-dataset = [{"x": x, "y": x.sum(1)}] * 3
-folder = "checkpoints"
 """
 
 
@@ -57,6 +44,19 @@ def test_the_wheel_holds_the_package_alone(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+@pytest.mark.slow
+def test_the_wheels_description_has_no_pictures_and_no_links_into_a_clone(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        [name] = [n for n in opened.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(opened.read(name))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload()
+    assert "## Ten lines" in text
+    assert "![" not in text
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert not [each for each in targets if not each.startswith("https://")]
+
+
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """Return the programs of an environment that has the wheel and no extra."""
@@ -73,16 +73,16 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_readmes_first_two_screens_without_extras(installed, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", _SCREENS, re.DOTALL)
+def test_the_wheel_runs_readme_and_the_page_on_jit_without_extras(installed, tmp_path):
+    blocks = [block.code for page in _PAGES for block in blocks_of(page) if block.runs]
     assert len(blocks) >= 4
-    script = tmp_path / "screens.py"
+    script = tmp_path / "pages.py"
     script.write_text("\n".join([_PRELUDE, *blocks, "print('step', result.step)"]))
     done = subprocess.run(
         [installed / "python", script], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "step 1000"
+    assert done.stdout.splitlines()[-1] == "step 200"
     assert "WARNING" not in done.stderr
 
 

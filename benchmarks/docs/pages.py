@@ -82,14 +82,6 @@ def blocks_of(page: Path) -> list[Block]:
     return list(_blocks(page))
 
 
-def blocks_under(heading: str) -> list[Block]:
-    """List the blocks under a heading, which is in one of the pages."""
-    found = [b for page in pages() for b in blocks_of(page) if b.heading == heading]
-    if not found:
-        raise ValueError(f"`heading` must be in a page, got {heading!r}. Write it.")
-    return found
-
-
 def _blocks(page: Path) -> Iterator[Block]:
     text, heading, mark = page.read_text(), "", ""
     for part in _PART.finditer(text):
