@@ -40,7 +40,8 @@ from tests.steps import (
 )
 
 RELIABILITY = "".join(
-    (ROOT / "docs" / "guides" / name).read_text() for name in ("reliability.md", "week.md")
+    (ROOT / "docs" / "guides" / name).read_text()
+    for name in ("reliability.md", "week.md")
 )
 
 
