@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from benchmarks.accelerator import page
-from benchmarks.accelerator.__main__ import PARTS
+from benchmarks.accelerator.parts import PARTS
 
 HARDWARE = Path(__file__).parents[2] / "docs" / "hardware.md"
 
