@@ -14,7 +14,6 @@ layers, whether the layers run in a `scan` or one after the other.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from jax.nn.initializers import normal, variance_scaling
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from models.attention import Attention, attend, check_attention
 from models.rotary import Rotary, rotate
 from replicator.base.types import PyTree
 from replicator.collectives.moments import wider_dtype
@@ -50,9 +50,6 @@ _POLICIES: Mapping[object, Callable[..., bool] | None] = {
     True: None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-
-Attention: TypeAlias = Literal["xla", "cudnn"]
-"""Kernels of attention."""
 
 # Small, as logits are products with the same table (Radford et al. 2019).
 _TABLE = normal(0.02)
@@ -130,7 +127,7 @@ class Transformer(nnx.Module):
         for name, count in (counts | {"mlp_width": mlp_width}).items():
             check_count(name, count)
         check_word("mlp", mlp, ("gelu", "swiglu"))
-        _check_attention(attention, compute_dtype)
+        check_attention(attention, compute_dtype)
         check_flags(bias=bias, tied=tied, scan=scan)
         if remat is not False and remat not in _POLICIES:
             raise ArgumentError(
@@ -291,15 +288,6 @@ class Block(nnx.Module):
         return x + self.down(hidden)
 
 
-def _check_attention(attention: str, compute_dtype: DTypeLike | None) -> None:
-    check_word("attention", attention, ("xla", "cudnn"))
-    if attention == "cudnn" and compute_dtype not in (jnp.bfloat16, jnp.float16):
-        raise ArgumentError(
-            "`attention` must be 'xla' unless `compute_dtype` is bfloat16 or float16, "
-            f"got 'cudnn' and {compute_dtype}. Pass `compute_dtype=jnp.bfloat16`."
-        )
-
-
 def _rotary(positions: str | Rotary) -> Rotary | None:
     if isinstance(positions, Rotary):
         return positions
@@ -353,33 +341,6 @@ def _table(
 def _normed(norm: Norm, x: Array) -> Array:
     with jax.numpy_dtype_promotion("standard"):  # flax widens half precision inside
         return norm(x).astype(x.dtype)
-
-
-def attend(
-    query: Float[Array, "batch time heads size"],
-    key: Float[Array, "batch time kv_heads size"],
-    value: Float[Array, "batch time kv_heads size"],
-    *,
-    kernel: Attention = "xla",
-) -> Float[Array, "batch time heads size"]:
-    """Return for each token the values of those up to it, weighted by their keys.
-
-    Heads that share a key and a value lie side by side. The kernel is that of
-    `jax.nn.dot_product_attention`.
-    """
-    if query.dtype != jnp.float64:
-        with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
-            return jax.nn.dot_product_attention(
-                query, key, value, is_causal=True, implementation=kernel
-            )
-    # There jax (0.12) would still take the softmax in single precision, and answers in
-    # double would differ between numbers of devices as those in single do.
-    group = query.shape[2] // key.shape[2]
-    key, value = (jnp.repeat(shared, group, axis=2) for shared in (key, value))
-    products = jnp.einsum("bthd,bshd->bhts", query, key) / math.sqrt(query.shape[-1])
-    is_seen = jnp.tril(jnp.ones(products.shape[-2:], bool))[None, None]
-    weights = jax.nn.softmax(products, where=is_seen)
-    return jnp.einsum("bhts,bshd->bthd", weights, value)
 
 
 def next_token_nats(

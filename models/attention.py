@@ -1,0 +1,60 @@
+"""Attention in which a token sees itself and those before it.
+
+Vaswani et al. 2017, "Attention is all you need", §3.2.1.
+"""
+
+import math
+from typing import Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from replicator.errors import ArgumentError, check_word
+
+Attention: TypeAlias = Literal["xla", "cudnn"]
+"""Kernels of attention."""
+
+
+def check_attention(attention: str, compute_dtype: DTypeLike | None) -> None:
+    """Raise if there is no such kernel, or none for that dtype.
+
+    Raises:
+      ArgumentError: There is none.
+
+    >>> check_attention("xla", None)
+    """
+    check_word("attention", attention, ("xla", "cudnn"))
+    if attention == "cudnn" and compute_dtype not in (jnp.bfloat16, jnp.float16):
+        raise ArgumentError(
+            "`attention` must be 'xla' unless `compute_dtype` is bfloat16 or float16, "
+            f"got 'cudnn' and {compute_dtype}. Pass `compute_dtype=jnp.bfloat16`."
+        )
+
+
+def attend(
+    query: Float[Array, "batch time heads size"],
+    key: Float[Array, "batch time kv_heads size"],
+    value: Float[Array, "batch time kv_heads size"],
+    *,
+    kernel: Attention = "xla",
+) -> Float[Array, "batch time heads size"]:
+    """Return for each token the values of those up to it, weighted by their keys.
+
+    Heads that share a key and a value lie side by side. The kernel is that of
+    `jax.nn.dot_product_attention`.
+    """
+    if query.dtype != jnp.float64:
+        with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
+            return jax.nn.dot_product_attention(
+                query, key, value, is_causal=True, implementation=kernel
+            )
+    # There jax (0.12) would still take the softmax in single precision, and answers in
+    # double would differ between numbers of devices as those in single do.
+    group = query.shape[2] // key.shape[2]
+    key, value = (jnp.repeat(shared, group, axis=2) for shared in (key, value))
+    products = jnp.einsum("bthd,bshd->bhts", query, key) / math.sqrt(query.shape[-1])
+    is_seen = jnp.tril(jnp.ones(products.shape[-2:], bool))[None, None]
+    weights = jax.nn.softmax(products, where=is_seen)
+    return jnp.einsum("bhts,bshd->bthd", weights, value)
