@@ -29,7 +29,7 @@ _WAITING_CLIENTS = 128
 _Item = TypeVar("_Item")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class InProcessConnection:
     """One end of a connection within this process; see `Connection`.
 
