@@ -288,7 +288,7 @@ _SCALING = {
 
 
 def _rotary(config: Mapping[str, Any]) -> Rotary:
-    # Later versions of `transformers` write one dict.
+    # Of `transformers` 4, and of 5.
     rope = {"rope_theta": config["rope_theta"], **config.get("rope_scaling", {})}
     rope |= config.get("rope_parameters", {})
     kind = rope.get("rope_type", rope.get("type", "default"))
