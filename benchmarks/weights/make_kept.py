@@ -3,7 +3,7 @@
 It was run once, in an environment of its own: our decoder is not imported.
 
     python -m venv reference
-    reference/bin/pip install transformers==4.57.6 torch==2.14.1
+    reference/bin/pip install transformers==5.18.0 torch==2.14.1
     reference/bin/python benchmarks/weights/make_kept.py
 
 Each folder of `kept` holds a small random model as `save_pretrained` writes it, and

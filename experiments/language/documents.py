@@ -6,7 +6,7 @@ side when others come; or all of another folder is.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import grain
 
@@ -99,7 +99,7 @@ def _dataset(root: Path) -> Iterator[tuple[str, str]]:
             "Run `pip install 'jax-replicator[hf]'`."
         ) from missing
     try:
-        found = datasets.load_from_disk(str(root))
+        found: Any = datasets.load_from_disk(str(root))
     except FileNotFoundError:
         return
     if isinstance(found, dict):
@@ -119,7 +119,8 @@ def _dataset(root: Path) -> Iterator[tuple[str, str]]:
 def _records(root: Path) -> Iterator[tuple[str, str]]:
     paths = [root] if root.is_file() else sorted(root.glob("*.array_record*"))
     if paths:
-        records = grain.sources.ArrayRecordDataSource([str(path) for path in paths])
+        names = [str(path) for path in paths]
+        records: Any = grain.sources.ArrayRecordDataSource(names)
         for index in range(len(records)):
             yield str(index), records[index].decode()
 

@@ -262,9 +262,8 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
       KeyError: It lacks a size.
     """
     layout = _LAYOUTS[_checked(config, "model_type", *_LAYOUTS)]
-    known = (
-        _DEFAULTS | layout.fixed | {k: v for k, v in config.items() if v is not None}
-    )
+    given = {key: value for key, value in config.items() if value is not None}
+    known = {**_DEFAULTS, **layout.fixed, **given}
     for key, value in layout.fixed.items():
         _checked(known, key, value)
     found = {
@@ -275,7 +274,7 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if layout is LLAMA:
         _checked(known, "head_dim", None, found["width"] // found["heads"])
         found["positions"] = _rotary(known)
-    return found | layout.kind
+    return {**found, **layout.kind}
 
 
 _SCALING = {
@@ -288,7 +287,7 @@ _SCALING = {
 
 
 def _rotary(config: Mapping[str, Any]) -> Rotary:
-    # Later versions of `transformers` write one dict.
+    # Of `transformers` 4, and of 5.
     rope = {"rope_theta": config["rope_theta"], **config.get("rope_scaling", {})}
     rope |= config.get("rope_parameters", {})
     kind = rope.get("rope_type", rope.get("type", "default"))

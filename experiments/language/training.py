@@ -160,7 +160,7 @@ def make_training(
         return {"model": model, "opt": optimizer.init(params_of(model))}
 
     def step_fn(state: dict, batch: dict) -> tuple[dict, dict]:
-        (loss, model), grads = value_and_grad(_nats)(state["model"], batch)
+        (loss, model), grads = value_and_grad(_loss)(state["model"], batch)
         params = params_of(model)
         updates, opt = optimizer.update(grads, state["opt"], params, count=loss.weight)
         model = with_params(model, optax.apply_updates(params, updates))
@@ -255,8 +255,8 @@ def held_out_loss(
 
 def mean_nats(state: PyTree, batch: dict) -> dict:
     """Return the mean loss of the tokens that count, weighted by their number."""
-    loss = _nats(state["model"], batch)
-    return {"loss": replicator.Mean(loss.value / loss.count, weight=loss.count)}
+    nats, count = _nats(state["model"], batch)
+    return {"loss": replicator.Mean(nats / count, weight=count)}
 
 
 @functools.partial(jax.jit, static_argnames="length")
@@ -297,9 +297,14 @@ def _show(config: LanguageSettings, language: Language, event: StateEvent) -> No
     print(f"--- step {event.step}\n{''.join(shown)}", flush=True)
 
 
-def _nats(model: Transformer, batch: dict) -> replicator.LocalSum:
+def _loss(model: Transformer, batch: dict) -> replicator.LocalSum:
+    return replicator.LocalSum(*_nats(model, batch))
+
+
+def _nats(model: Transformer, batch: dict) -> tuple[jax.Array, jax.Array]:
+    """Return the sum over the tokens that count, and their number."""
     nats = next_token_nats(model, batch["tokens"]) * batch["mask"]
-    return replicator.LocalSum(nats.sum(), batch["mask"].sum())
+    return nats.sum(), batch["mask"].sum()
 
 
 def _decays(params: PyTree) -> PyTree:
