@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from benchmarks.docs.pages import ROOT
+from benchmarks.docs.returned import returned
 from replicator.cli.main import make_parser
 from replicator.options import RunOptions
 
@@ -88,22 +89,42 @@ def api_pages() -> Iterator[tuple[str, str]]:
         module = module_of(name)
         rows.append(f"| [`{name}`](api/{name}.md) | {first_line(module)} |")
         yield f"api/{name}.md", _module_page(name, module)
-    lines = [
-        "# Names",
-        "",
-        "Every public name, by the module that it is imported from.",
+    yield "api/objects.md", _objects_page()
+    rows.append("| [Objects of calls](api/objects.md) | Returned, not imported. |")
+    listed = [f"api/{name}" for name in (*MODULES, "objects")]
+    yield "api.md", "\n".join([*_NAMES, *rows, *_TOCTREE, *listed, "```", ""])
+
+
+_NAMES = (
+    *("# Names", "", "Every public name, by the module that it is imported from."),
+    *("", "| module | |", "|---|---|"),
+)
+_TOCTREE = ("", "```{toctree}", ":hidden:", "")
+_OBJECTS = """\
+# Objects of calls
+
+Classes that calls return, or hand to your code. A program uses their attributes and
+methods, and imports none of them.
+
+| class | |
+|---|---|"""
+
+
+def _objects_page() -> str:
+    modules = {name: module_of(name) for name in MODULES}
+    found = returned(
+        {
+            f"{name}.{each}": getattr(module, each)
+            for name, module in modules.items()
+            for each in names_of(module)
+        }
+    )
+    rows = [f"| `{kind.__name__}` | {_summary(kind)} |" for kind in found]
+    entries = [
+        f".. autoclass:: {kind.__module__}.{kind.__qualname__}\n   :members:\n"
+        for kind in found
     ]
-    lines += [
-        "",
-        "| module | |",
-        "|---|---|",
-        *rows,
-        "",
-        "```{toctree}",
-        ":hidden:",
-        "",
-    ]
-    yield "api.md", "\n".join([*lines, *(f"api/{name}" for name in MODULES), "```", ""])
+    return "\n".join([_OBJECTS, *rows, "", "```{eval-rst}", *entries, "```", ""])
 
 
 def module_of(name: str) -> ModuleType:
