@@ -29,7 +29,7 @@ MODULES = (
     *(f"replicator.{name}" for name in ("strategies", "nnx", "distributed")),
     *("replicator.testing", "replicator.testing.faults"),
     *(_BRIDGE, f"{_BRIDGE}.acting", f"{_BRIDGE}.context", "replicator.rpc"),
-    *("replicator.compat", "replicator.compat.jax_utils"),
+    *("replicator.compat", "replicator.compat.jax", "replicator.compat.jax_utils"),
     *("replicator.errors", "replicator.exit_codes"),
 )
 """The public modules, in the order of the reference."""
@@ -47,10 +47,6 @@ _OF_REPLICATOR = {
     ),
     "Metrics and state": "Mean Sum Max Min Concat PerReplica",
     "Input": "InputContext InputOptions",
-    "Warnings": (
-        "MicrobatchCollectiveWarning RecompilationWarning SharedBufferWarning "
-        "SharedRandomKeyWarning"
-    ),
 }
 _GROUPS = {  # of options, by the first of each in `RunOptions`
     "steps": "The run",
@@ -166,6 +162,10 @@ def _sections(module: str, own: Mapping[str, object]) -> dict[str, list[str]]:
     if module != "replicator":
         return {"": sorted(own, key=str.lower)}
     sections = {heading: names.split() for heading, names in _OF_REPLICATOR.items()}
+    kinds = {name: kind for name, kind in own.items() if inspect.isclass(kind)}
+    sections["Warnings"] = [
+        name for name, kind in kinds.items() if issubclass(kind, Warning)
+    ]
     listed = {each for names in sections.values() for each in names}
     if listed != set(own):
         raise ValueError(
@@ -269,7 +269,7 @@ def command_page() -> str:
     ]
     for name, parser in commands.choices.items():
         lines += ["", f"## replicator {name}", "", *_command(parser)]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, _FROM_PYTHON])
 
 
 _COMMAND = """\
@@ -278,6 +278,15 @@ and `--traceback`, which shows the whole traceback of an error and not one line.
 codes: that of the command; 2 for bad input, 130 after Ctrl-C, 1 for any other error.
 Those of a run and of `replicator launch` are
 [here](../guides/reliability.md#exit-codes)."""
+
+
+_FROM_PYTHON = """
+## From Python
+
+```{eval-rst}
+.. autofunction:: replicator.cli.main.main
+```
+"""
 
 
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
