@@ -41,7 +41,8 @@ from tests.steps import (
 )
 
 RELIABILITY = "".join(
-    (ROOT / "docs" / "guides" / name).read_text() for name in ("reliability.md", "week.md")
+    (ROOT / "docs" / "guides" / name).read_text()
+    for name in ("reliability.md", "week.md")
 )
 
 
