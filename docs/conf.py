@@ -45,6 +45,7 @@ autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 napoleon_use_ivar = True
 python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
 # In docstrings as in Markdown: code, and a link where it is a name of the library.
 default_role = "py:obj"
 
@@ -53,7 +54,11 @@ html_title = "replicator"
 html_static_path = ["site/site.css"]
 html_css_files = ["site.css"]
 html_extra_path = ["site/index.html"]
-html_theme_options = {"use_download_button": False, "show_toc_level": 2}
+html_theme_options = {
+    "navbar_persistent": [],  # the sidebar has a search of its own
+    "show_toc_level": 2,
+    "use_download_button": False,
+}
 
 
 def setup(app: Sphinx) -> None:

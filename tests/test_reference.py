@@ -21,7 +21,7 @@ def test_a_page_that_follows_from_code_is_todays(name):
 
 def test_each_page_of_names_is_of_a_module_that_is_there():
     listed = {path.stem for path in (reference.FOLDER / "api").glob("*.md")}
-    assert listed == set(reference.MODULES)
+    assert listed == {*reference.MODULES, "objects"}
 
 
 @pytest.mark.parametrize("name", reference.MODULES)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 from benchmarks.docs.pages import ROOT
+from benchmarks.docs.returned import returned
 from replicator.cli.main import make_parser
 from replicator.options import RunOptions
 
@@ -28,7 +29,7 @@ MODULES = (
     *(f"replicator.{name}" for name in ("strategies", "nnx", "distributed")),
     *("replicator.testing", "replicator.testing.faults"),
     *(_BRIDGE, f"{_BRIDGE}.acting", f"{_BRIDGE}.context", "replicator.rpc"),
-    *("replicator.compat", "replicator.compat.jax_utils"),
+    *("replicator.compat", "replicator.compat.jax", "replicator.compat.jax_utils"),
     *("replicator.errors", "replicator.exit_codes"),
 )
 """The public modules, in the order of the reference."""
@@ -46,10 +47,6 @@ _OF_REPLICATOR = {
     ),
     "Metrics and state": "Mean Sum Max Min Concat PerReplica",
     "Input": "InputContext InputOptions",
-    "Warnings": (
-        "MicrobatchCollectiveWarning RecompilationWarning SharedBufferWarning "
-        "SharedRandomKeyWarning"
-    ),
 }
 _GROUPS = {  # of options, by the first of each in `RunOptions`
     "steps": "The run",
@@ -88,22 +85,42 @@ def api_pages() -> Iterator[tuple[str, str]]:
         module = module_of(name)
         rows.append(f"| [`{name}`](api/{name}.md) | {first_line(module)} |")
         yield f"api/{name}.md", _module_page(name, module)
-    lines = [
-        "# Names",
-        "",
-        "Every public name, by the module that it is imported from.",
+    yield "api/objects.md", _objects_page()
+    rows.append("| [Objects of calls](api/objects.md) | Returned, not imported. |")
+    listed = [f"api/{name}" for name in (*MODULES, "objects")]
+    yield "api.md", "\n".join([*_NAMES, *rows, *_TOCTREE, *listed, "```", ""])
+
+
+_NAMES = (
+    *("# Names", "", "Every public name, by the module that it is imported from."),
+    *("", "| module | |", "|---|---|"),
+)
+_TOCTREE = ("", "```{toctree}", ":hidden:", "")
+_OBJECTS = """\
+# Objects of calls
+
+Classes that calls return, or hand to your code. A program uses their attributes and
+methods, and imports none of them.
+
+| class | |
+|---|---|"""
+
+
+def _objects_page() -> str:
+    modules = {name: module_of(name) for name in MODULES}
+    found = returned(
+        {
+            f"{name}.{each}": getattr(module, each)
+            for name, module in modules.items()
+            for each in names_of(module)
+        }
+    )
+    rows = [f"| `{kind.__name__}` | {_summary(kind)} |" for kind in found]
+    entries = [
+        f".. autoclass:: {kind.__module__}.{kind.__qualname__}\n   :members:\n"
+        for kind in found
     ]
-    lines += [
-        "",
-        "| module | |",
-        "|---|---|",
-        *rows,
-        "",
-        "```{toctree}",
-        ":hidden:",
-        "",
-    ]
-    yield "api.md", "\n".join([*lines, *(f"api/{name}" for name in MODULES), "```", ""])
+    return "\n".join([_OBJECTS, *rows, "", "```{eval-rst}", *entries, "```", ""])
 
 
 def module_of(name: str) -> ModuleType:
@@ -145,6 +162,10 @@ def _sections(module: str, own: Mapping[str, object]) -> dict[str, list[str]]:
     if module != "replicator":
         return {"": sorted(own, key=str.lower)}
     sections = {heading: names.split() for heading, names in _OF_REPLICATOR.items()}
+    kinds = {name: kind for name, kind in own.items() if inspect.isclass(kind)}
+    sections["Warnings"] = [
+        name for name, kind in kinds.items() if issubclass(kind, Warning)
+    ]
     listed = {each for names in sections.values() for each in names}
     if listed != set(own):
         raise ValueError(
@@ -248,7 +269,7 @@ def command_page() -> str:
     ]
     for name, parser in commands.choices.items():
         lines += ["", f"## replicator {name}", "", *_command(parser)]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, _FROM_PYTHON])
 
 
 _COMMAND = """\
@@ -257,6 +278,15 @@ and `--traceback`, which shows the whole traceback of an error and not one line.
 codes: that of the command; 2 for bad input, 130 after Ctrl-C, 1 for any other error.
 Those of a run and of `replicator launch` are
 [here](../guides/reliability.md#exit-codes)."""
+
+
+_FROM_PYTHON = """
+## From Python
+
+```{eval-rst}
+.. autofunction:: replicator.cli.main.main
+```
+"""
 
 
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -80,7 +80,8 @@ class _Page(HTMLParser):
 
 def broken_in_site(folder: Path) -> list[str]:
     """List the links of the built site that lead to no file, or to no anchor."""
-    built = {path.resolve(): _Page(path) for path in sorted(folder.rglob("*.html"))}
+    files = (path.resolve() for path in sorted(folder.rglob("*.html")))
+    built = {path: _Page(path) for path in files if "_static" not in path.parts}
     broken = []
     for path, page in built.items():
         for link in sorted(page.links):
@@ -103,7 +104,8 @@ def broken_names() -> list[str]:
     broken = []
     for path, text in texts.items():
         lost = [each for each in _PATH.findall(text) if not _is_file(each)]
-        lost += [each for each in _NAME.findall(text) if not _is_name(each)]
+        names = [each for each in _NAME.findall(text) if each.split(".")[-1] != "py"]
+        lost += [each for each in names if not _is_name(each)]
         broken += [f"{path.relative_to(ROOT)}: `{each}`" for each in lost]
     return broken
 
