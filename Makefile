@@ -68,7 +68,7 @@ lint: $(VENV)/.ready
 
 # The site, in `build/site`; any warning of Sphinx fails.
 docs: $(VENV)/.ready
-	$(BIN)/python -m sphinx -W --keep-going -q -c docs . build/site
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
 
 # Executes the notebooks, a minute each at most, and keeps their outputs for `make docs`.
