@@ -1,5 +1,7 @@
 """Blocks of the guides that need a package which is not among the requirements."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.docs.pages import ROOT, blocks_of
@@ -23,7 +25,7 @@ def test_what_other_packages_make_of_a_guide_trains(
 ):
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     run_blocks([b for b in blocks_of(GUIDES / page) if b.runs], names)
     marked = [b for b in blocks_of(GUIDES / page) if b.mark.startswith("run by")]
     run_blocks([b for b in marked if package in b.code], names)
