@@ -101,6 +101,10 @@ clean:
 
 # The lock for 3.11 holds the newest jax for that version; newer Pythons take the other.
 $(VENV)/.ready: pyproject.toml requirements/py311.txt requirements/py312.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	  echo 'This needs Python 3.11 to 3.13 as `$(PYTHON)`. Install one, or name yours:' \
+	  'make $(MAKECMDGOALS) PYTHON=python3.12.' >&2; exit 1; }
+	@echo 'Installing into $(VENV), from the lock: some minutes, 2 GB.'
 	$(PYTHON) -m venv $(VENV)
 	lock=$$($(BIN)/python -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")'); \
 	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements/$$lock.txt
