@@ -132,9 +132,11 @@ BARS = (
     _bar("actor_learner", "rllib_speedup", ">=", 1.5),
     _bar("ppo_cartpole", "average_return", ">=", 475),
     _bar("ppo_cartpole", "seconds", "<=", 300),
+    _bar("imagenet_resnet50", "accuracy", ">=", 0.8),
+    _bar("imagenet_resnet50", "damaged", "==", 3),
 )
 
-_EXPERIMENTS = {"ppo_cartpole"}
+_EXPERIMENTS = {"imagenet_resnet50", "ppo_cartpole"}
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
 """The names of all benchmarks, in the order of the bars."""

@@ -57,6 +57,7 @@ TINY = {
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],
+    "imagenet_resnet50": ["--depth=18", "--width=2", "--epochs=1"],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -101,6 +102,7 @@ EXACT = {
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "actor_learner": {"rllib_speedup": None},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
+    "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
 }
 NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "goodput", "launch_time", "launchers"),
