@@ -143,9 +143,11 @@ BARS = (
     _bar("lm", "bits_per_byte", "<=", 2.2),
     _bar("lm", "one_device_difference", "<=", 1e-5),
     _bar("lm", "seconds", "<=", 600),
+    _bar("imagenet_resnet50", "accuracy", ">=", 0.8),
+    _bar("imagenet_resnet50", "damaged", "==", 3),
 )
 
-_EXPERIMENTS = {"ppo_cartpole", "lm"}
+_EXPERIMENTS = {"imagenet_resnet50", "lm", "ppo_cartpole"}
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
 """The names of all benchmarks, in the order of the bars."""

@@ -94,23 +94,40 @@ def digits_source(
 def build_digits(root: Path) -> None:
     """Write all files beside their place, then move them there in one step.
 
-    Processes may build at once: the first to finish wins, the others change nothing.
-
     Args:
       root: The folder of datasets; it exists.
 
     Raises:
       OSError: The files cannot be written or moved.
     """
+    tfds.disable_progress_bar()
+    with (
+        written_at_once(root, _version_dir(Path())) as scratch,
+        contextlib.redirect_stdout(io.StringIO()),  # it prints how it goes
+    ):
+        _builder(scratch).download_and_prepare()
+
+
+@contextlib.contextmanager
+def written_at_once(root: Path, folder: Path) -> Iterator[Path]:
+    """Yield a scratch folder in which to write `folder`, then move that in one step.
+
+    Processes may write at once: the first to finish wins, the others change nothing.
+
+    Args:
+      root: Where the folder is to stand; it exists.
+      folder: Relative to `root`, and to the scratch folder.
+
+    Raises:
+      OSError: The folder cannot be written or moved.
+    """
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
     try:
-        tfds.disable_progress_bar()
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints how it goes
-            _builder(scratch).download_and_prepare()
-        target = _version_dir(root)
+        yield scratch
+        target = root / folder
         target.parent.mkdir(exist_ok=True)
         try:
-            _version_dir(scratch).rename(target)
+            (scratch / folder).rename(target)
         except OSError:
             # Another process was faster; its files are the same.
             if not target.exists():

@@ -114,6 +114,9 @@ class OwnLoop:
       state: The first state.
       batches: Global batches, without an end.
       sharding: Where a batch is put; None leaves that to `step`.
+
+    Attributes:
+      state: The state after the last call.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class OwnLoop:
         sharding: NamedSharding | None = None,
     ) -> None:
         self._step = step
-        self._state = state
+        self.state = state
         self._batches = batches
         self._sharding = sharding
         self._in_flight: collections.deque[PyTree] = collections.deque()
@@ -136,9 +139,9 @@ class OwnLoop:
             batch = next(self._batches)
             if self._sharding is not None:
                 batch = jax.device_put(batch, self._sharding)
-            self._state, metrics = self._step(self._state, batch)
+            self.state, metrics = self._step(self.state, batch)
             self._in_flight.append(metrics)
             if len(self._in_flight) >= IN_FLIGHT:
                 jax.block_until_ready(self._in_flight.popleft())
         self._in_flight.clear()
-        jax.block_until_ready(self._state)
+        jax.block_until_ready(self.state)

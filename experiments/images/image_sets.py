@@ -24,11 +24,11 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from experiments.digits import NUM_CLASSES, default_data_dir, digits_source
+from experiments.images.tfds_files import Split, build_command, open_tfds_files
 from experiments.pipeline_batches import pipeline_batches
 from replicator.errors import ArgumentError, check_text, check_word
 from replicator.inputs import InputContext
 
-Split: TypeAlias = Literal["train", "test"]
 Augment: TypeAlias = Literal["flip", "shift", "none"]
 Example: TypeAlias = dict[str, Any]
 """{"image": float32 [resolution, resolution, channels], "label": int32}."""
@@ -36,8 +36,6 @@ Example: TypeAlias = dict[str, Any]
 RESOLUTIONS = (8, 16, 32, 64, 128, 256)
 _TFDS_DATA_DIR = "~/tensorflow_datasets"  # the default of TFDS
 _GREY_LEVELS = 16  # of the digits, 0 to 16 in the files
-# Without types, as TFDS leaves the shape of a feature open to all.
-_PIXELS: Any = (tfds.features.Image, tfds.features.Tensor)
 _LOOKED_AT = 10_000  # images, for those that are shown
 _BACKGROUND = -1.0  # of the digits, where a shift uncovers it
 # A mirrored digit or letter is none.
@@ -217,29 +215,20 @@ def _open_digits(
 
 
 def _open_tfds(name: str, resolution: int, root: Path, augment: Augment) -> ImageSet:
-    builder: Any = tfds.builder_from_directory(_newest_version(name, root))
-    _check_format(name, builder, root)
-    channels, num_classes = _check_features(name, builder.info.features)
-    splits = _check_splits(name, builder.info.splits)
-    decoders = {}
-    if isinstance(builder.info.features["image"], tfds.features.Image):
-        # Pillow decodes: TFDS would leave a grey JPEG among coloured ones grey.
-        decoders["image"] = tfds.decode.SkipDecoding()
+    files = open_tfds_files(_newest_version(name, root), name=name)
     return ImageSet(
         name=name,
-        num_classes=num_classes,
+        num_classes=files.num_classes,
         resolution=resolution,
-        channels=channels,
+        channels=files.channels,
         augment=augment,
         sources={
             split: _Decoded(
-                builder.as_data_source(
-                    split=called, decoders=decoders or None, file_format="array_record"
-                ),
+                files.source(split),
                 resolution=resolution,
-                mode="L" if channels == 1 else "RGB",
+                mode="L" if files.channels == 1 else "RGB",
             )
-            for split, called in splits.items()
+            for split in files.splits
         },
         threads=min(8, os.cpu_count() or 1),
     )
@@ -314,58 +303,6 @@ def _newest_version(name: str, root: Path) -> Path:
         raise ArgumentError(
             f"`name` must be 'digits' or a TFDS set that is on disk, got {name!r}; in "
             f"{root} there is {', '.join(sorted(found)) or 'none'}. Run "
-            f"`{_prepare(name, root)}`."
+            f"`{build_command(name, root)}`."
         )
     return max(found[name], key=lambda path: tfds.core.Version(path.name))
-
-
-def _prepare(name: str, root: Path | str) -> str:
-    return f"tfds build {name} --file_format=array_record --data_dir={root}"
-
-
-def _check_format(name: str, builder: Any, root: Path) -> None:
-    formats = {each.value for each in builder.info.available_file_formats()}
-    if "array_record" not in formats:
-        raise ArgumentError(
-            f"`name` must be a set in array_record files, got {name!r}, whose files in "
-            f"{root} are {', '.join(sorted(formats))}. Run `{_prepare(name, 'DIR')}` "
-            "with another folder."
-        )
-
-
-def _check_features(name: str, features: Any) -> tuple[int, int]:
-    """Return the numbers of channels and of classes."""
-    image: Any = dict(features).get("image")
-    label: Any = dict(features).get("label")
-    is_image = (
-        isinstance(image, _PIXELS)
-        and len(image.shape) == 3
-        and image.shape[-1] in (1, 3)
-        and image.np_dtype == np.uint8
-    )
-    is_label = isinstance(label, tfds.features.ClassLabel)
-    num_classes = label.num_classes if is_label else None
-    if not is_image or not num_classes:
-        raise ArgumentError(
-            "`name` must be a set with features `image` (uint8, of 1 or 3 channels) "
-            f"and `label` (of classes), got {name!r} with {_in_words(features)}. Use "
-            "one like `cifar10`."
-        )
-    return image.shape[-1], num_classes
-
-
-def _in_words(features: Any) -> str:
-    return ", ".join(
-        f"`{name}` ({type(each).__name__})" for name, each in dict(features).items()
-    )
-
-
-def _check_splits(name: str, splits: Any) -> dict[Split, str]:
-    held_out = [each for each in ("validation", "test") if each in splits]
-    if "train" not in splits or not held_out:
-        raise ArgumentError(
-            "`name` must be a set with splits `train`, and `validation` or `test`, got "
-            f"{name!r} with {', '.join(f'`{each}`' for each in splits)}. Use one like "
-            "`cifar10`."
-        )
-    return {"train": "train", "test": held_out[0]}

@@ -65,6 +65,7 @@ TINY = {
         *("--vocabulary=300", "--context=16", "--global_batch=8", "--directory="),
         *("--text=CHANGELOG.md", "--held_out=README.md"),
     ],
+    "imagenet_resnet50": ["--depth=18", "--width=2", "--epochs=1"],
 }
 
 # What must hold at any size and under any load; times do not.
@@ -113,6 +114,7 @@ EXACT = {
     "ppo_cartpole": {"steps": 2, "scale": "process"},
     "weights": {"failures": 0, "kinds": 4},
     "lm": {"steps": 2, "devices": 8, "strategy": "fsdp"},
+    "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
 }
 NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "docs", "goodput"),
