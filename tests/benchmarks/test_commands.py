@@ -119,7 +119,7 @@ EXACT = {
 NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "docs", "goodput"),
     *("launch_time", "launchers"),
-    *("learner_faults", "orphans", "program_overhead", "rpc_soak"),
+    *("learner_faults", "lm", "orphans", "program_overhead", "rpc_soak"),
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
 

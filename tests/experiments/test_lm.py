@@ -57,6 +57,7 @@ def test_each_layout_trains_cut_by_tensor_parallelism(layout, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_saved_goes_on_with_its_tokenizer(tmp_path):
     kept = [f"--checkpoint_dir={tmp_path / 'kept'}", f"--directory={tmp_path}"]
     flags = [*kept, *TEXT, *SMALL, "--nocompare"]
