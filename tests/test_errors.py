@@ -2353,12 +2353,18 @@ def document(places):
             lines += ["", f"## {heading}", ""]
             lines += ["| Message | Bad input | Error |", "|---|---|---|"]
         for row in rows:
-            message = " ".join(row.message.splitlines())
+            message = escaped(" ".join(row.message.splitlines()))
             builtin = row.kind.__mro__[2].__name__
             lines.append(
                 f"| {message} | {row.name} | `{row.kind.__name__}` ({builtin}) |"
             )
     return "\n".join(lines) + "\n"
+
+
+def escaped(message):
+    """Return a message as Markdown of a table that shows its characters."""
+    parts = re.split(r"(`[^`]*`)", message.replace("|", r"\|"))
+    return "".join(p if p[:1] == "`" else re.sub("[*<]", r"\\\g<0>", p) for p in parts)
 
 
 def raised_in(row):
