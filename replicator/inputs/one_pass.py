@@ -15,7 +15,7 @@ import numpy as np
 
 from replicator.base.types import Dataset, PyTree
 from replicator.errors import check_kind
-from replicator.inputs.adapters import Source, is_input_fn, open_sources
+from replicator.inputs.adapters import Source, ending, is_input_fn, open_sources
 from replicator.inputs.checks import (
     BatchForm,
     canonical_dtype,
@@ -63,6 +63,8 @@ def open_one_pass(
     check_kind("inputs", options, InputOptions)
     options = options or InputOptions()
     refuse_shapes(options, "where examples are cut anew")
+    if options.steps is None:
+        dataset = ending("dataset", dataset, adapters=options.adapters)
     contexts = pipeline_contexts(
         options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )

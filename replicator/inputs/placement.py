@@ -25,6 +25,7 @@ from replicator.inputs.checks import (
     canonical_dtype,
     check_divides,
     holds_numbers,
+    lists_as_arrays,
 )
 from replicator.inputs.context import BatchLayout, name_of_parts, parts_to_read
 from replicator.inputs.position import Position
@@ -92,6 +93,7 @@ def place(
       BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
         over replicas and microbatches.
     """
+    batch = lists_as_arrays(batch, name="batch")
     _checked_rows(batch, layout, accumulate, depth=int(steps_per_call > 1))
     return BatchPlacer(layout, accumulate, steps_per_call, whole=True).put(batch)
 
@@ -113,7 +115,7 @@ def placed_shapes(
     Raises:
       BatchError: As `place`.
     """
-    depth = int(steps_per_call > 1)
+    batch, depth = lists_as_arrays(batch, name="batch"), int(steps_per_call > 1)
     rows = _checked_rows(batch, layout, accumulate, depth=depth)
     cut = (accumulate, rows // accumulate) if accumulate > 1 else (rows,)
     axis = batch_axis(accumulate, steps_per_call)
@@ -149,6 +151,7 @@ def placed(
     Raises:
       BatchError: As `place`.
     """
+    batch = lists_as_arrays(batch, name="batch")
     value = place(batch, layout, accumulate=accumulate, steps_per_call=steps_per_call)
     sizes = np.shape(jax.tree.leaves(batch)[0])
     return Placed(

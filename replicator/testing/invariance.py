@@ -19,6 +19,7 @@ import numpy as np
 from replicator.base.mesh import put, replica_mesh
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica, repeat_own, take_own
+from replicator.base.tracebacks import short_traceback
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
@@ -65,6 +66,7 @@ READS_BATCH = "float64 state that reads the batch"
 """Name of running statistics and the like in a report."""
 
 
+@short_traceback
 @in_no_mesh
 def assert_replica_invariant(
     step_fn: StepFn,

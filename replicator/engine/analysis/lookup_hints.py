@@ -1,4 +1,4 @@
-"""Add to a failed look-up the names that exist: leaves of a batch, keys of a state."""
+"""Explain errors of Python and flax in a user's function of one replica."""
 
 import contextlib
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
+from replicator.errors import StateError
 
 _MOST = 20
 # Errors of Python and JAX for `batch["x"]` if the batch is a tuple, or an array.
@@ -35,6 +36,33 @@ def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
             keys = [f"`{key}`" for key in state]
             failure.add_note(f"The state holds {_listed(keys)}.")
         raise
+
+
+@contextlib.contextmanager
+def modules_explained() -> Iterator[None]:
+    """Raise our own error in place of flax's about a module that a step writes to.
+
+    Raises:
+      StateError: The step wrote to a module that is not its own.
+    """
+    try:
+        yield
+    except Exception as failure:
+        kind = type(failure)
+        if kind.__name__ != "TraceContextError" or kind.__module__ != "flax.errors":
+            raise
+        raise StateError(
+            "`step_fn` must return a changed module in the state, got a write to one "
+            f"that is not its own ({str(failure).partition(' (http')[0]}). Keep `model` in the state, and write:"
+            f"{_MODULE_STEP}"
+        ).with_traceback(failure.__traceback__) from None
+
+
+_MODULE_STEP = """
+    (loss, model), grads = replicator.nnx.value_and_grad(loss_fn)(state["model"], batch)
+    updates, opt = optimizer.update(grads, state["opt"], params_of(model))
+    model = with_params(model, optax.apply_updates(params_of(model), updates))
+    return {"model": model, "opt": opt}, {"loss": loss}"""
 
 
 def _listed(names: list[str]) -> str:

@@ -18,14 +18,11 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.tracebacks import is_library
 from replicator.collectives.markers import ALONE, MARKERS, NORM
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
-from replicator.engine.analysis.source_lines import (
-    innermost_line,
-    is_library,
-    is_transposed,
-)
+from replicator.engine.analysis.source_lines import innermost_line, is_transposed
 
 
 class MicrobatchCollectiveWarning(UserWarning):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.types import Dataset, PyTree
 from replicator.collectives.context.keys import refuse_keys
 from replicator.engine.analysis.lookup_hints import names_noted
@@ -29,6 +30,7 @@ EvalFn = Callable[[PyTree, PyTree], dict[str, PyTree]]
 EXAMPLES = "examples"
 
 
+@short_tracebacks
 class Evaluation:
     """An evaluation on all replicas: `metrics = evaluation(state, dataset)`.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
 from replicator.engine.analysis.lookup_hints import names_noted
@@ -26,6 +27,7 @@ PredictFn = Callable[[PyTree, PyTree], PyTree]
 """`predict_fn(state, batch) -> rows`: the function of one replica, of one block."""
 
 
+@short_tracebacks
 class Prediction:
     """A prediction on all replicas: `rows = prediction(state, dataset)`.
 

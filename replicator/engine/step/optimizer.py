@@ -21,6 +21,7 @@ from jax import lax
 
 from replicator.base.global_norm import global_norm
 from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.tracebacks import short_traceback
 from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
@@ -61,6 +62,7 @@ from replicator.errors import (
 )
 
 
+@short_traceback
 def wrap_optimizer(
     tx: optax.GradientTransformation,
     *,

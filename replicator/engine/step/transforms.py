@@ -26,7 +26,7 @@ from replicator.base.types import Key, PyTree, StepFn
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
 from replicator.collectives.context.step_number import in_step
-from replicator.engine.analysis.lookup_hints import names_noted
+from replicator.engine.analysis.lookup_hints import modules_explained, names_noted
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows, refuse_rows
 from replicator.engine.step.accumulate import accumulated, single
@@ -173,7 +173,7 @@ def keyed(step_fn: StepFn) -> KeyedStep:
             return step_fn(*((state, batch, key) if wants_key else (state, batch)))
 
         state = strong(state)
-        with _axis_named(), names_noted(state, batch):
+        with _axis_named(), modules_explained(), names_noted(state, batch):
             returned = _run_noted(run, state)
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StateError(
