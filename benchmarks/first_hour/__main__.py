@@ -69,7 +69,9 @@ def written(folder: Path, mistakes: list[Mistake]) -> Iterator[Program]:
                 yield Program(path, each.environment)
 
 
-def verdicts(mistakes: list[Mistake], folder: Path) -> Iterator[tuple[Mistake, Verdict]]:
+def verdicts(
+    mistakes: list[Mistake], folder: Path
+) -> Iterator[tuple[Mistake, Verdict]]:
     """Run all programs, and yield the faults of each answer, in order."""
     programs = list(written(folder, mistakes))
     ends = {

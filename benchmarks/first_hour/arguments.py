@@ -197,13 +197,7 @@ rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "`strategy`",
         "fsdp",
-        remedy="`strategies.fsdp()`",
-    ),
-    mistake(
-        "a strategy of another framework",
-        "strategies.ddp()",
-        "`ddp`",
-        remedy="`data_parallel`",
+        remedy="Call it",
     ),
     mistake(
         "a reduction that is none",

@@ -160,6 +160,7 @@ rep.run(step_fn, dataset, init_fn=init_fn)
     mistake(
         "an optimizer in a closure",
         """
+optimizer = rep.wrap_optimizer(optax.adam(0.1))
 opt_state = optimizer.init(init_params(jax.random.key(0)))
 def init_fn(key):
     return {"params": init_params(key)}
@@ -372,7 +373,7 @@ rep.run(step_fn, dataset, init_fn=init_fn)
     ),
     mistake(
         "a loss of one replica that is shown for all",
-        f"""
+        """
 def step_fn(state, batch):
     loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
     return update(state, grads, loss)

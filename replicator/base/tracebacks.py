@@ -6,7 +6,7 @@ its causes, its contexts and the members of groups; type, message and notes stay
 `REPLICATOR_TRACEBACK=full` keeps all, `JAX_TRACEBACK_FILTERING=off` those of JAX.
 """
 
-import contextlib
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -15,6 +15,7 @@ import site
 import sysconfig
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ _FULL = "_replicator_traceback"
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit)
 
 Kind = TypeVar("Kind", bound=type)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _folder_of(module: str) -> str:
@@ -69,10 +71,22 @@ class _Calls(threading.local):
     depth = 0
 
 
-class _ShortTraceback(contextlib.ContextDecorator):
+class _ShortTraceback:
     """A context, and a decorator, that drops frames of libraries from an error."""
 
     _calls = _Calls()
+
+    def __call__(self, fn: Function) -> Function:
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                try:
+                    return fn(*args, **kwargs)
+                except TypeError as error:
+                    _note_call(error, fn, args, kwargs)
+                    raise
+
+        return call  # type: ignore[return-value]
 
     def __enter__(self) -> None:
         self._calls.depth += 1
@@ -143,6 +157,27 @@ def check_environment() -> None:
         )
 
 
+def _note_call(
+    error: TypeError, fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+) -> None:
+    """Add to an error about a call of `fn` itself how it is called."""
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        takes = [name for name in signature.parameters if name != "self"]
+        odd = next((name for name in kwargs if name not in takes), "")
+        if near := difflib.get_close_matches(odd, takes, n=1):
+            error.add_note(f"Use `{near[0]}` in the place of `{odd}`.")
+            return
+        name = fn.__qualname__.removesuffix(".__call__").rpartition(".")[2]
+        about = f"`{odd}` is none of them: it takes " if odd else "It takes "
+        error.add_note(
+            f"Call it as `{name}({', '.join(takes[:2])}, ...)`. {about}"
+            f"{', '.join(f'`{each}`' for each in takes)}."
+        )
+
+
 def _shorten(error: BaseException) -> None:
     vars(error)[_FULL] = full_traceback(error)
     seen: set[int] = set()
@@ -153,9 +188,19 @@ def _shorten(error: BaseException) -> None:
             continue
         seen.add(id(each))
         each.with_traceback(_of_user(each.__traceback__))
+        _shorten_words(each)
         waiting += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
             waiting += each.exceptions
+
+
+def _shorten_words(error: BaseException) -> None:
+    """Leave out of JAX's words what they tell of functions that are not the user's."""
+    if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        first, *others = str(error).splitlines()
+        error.args = ("\n".join([first, *others[-1:]]),)
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [each for each in notes if "JAX has removed its internal" not in each]
 
 
 def _of_user(trace: TracebackType | None) -> TracebackType | None:

@@ -19,8 +19,8 @@ from replicator.base.flat_tree import FlatTree
 from replicator.base.host.clock import Clock
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
-from replicator.base.trees import first_difference
 from replicator.base.tracebacks import short_tracebacks
+from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask

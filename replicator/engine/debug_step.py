@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica
-from replicator.base.trees import named_leaves
 from replicator.base.tracebacks import short_tracebacks
+from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree
 from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.step.microbatch_sums import KeyedStep

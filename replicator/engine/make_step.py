@@ -52,6 +52,11 @@ def make_layout(
                 "`strategy` must be a `Strategy`, or take (variables, devices), got "
                 f"the function {name}. Call it: `{name}(...)`."
             )
+    elif isinstance(strategy, str):
+        raise ArgumentError(
+            f"`strategy` must be a `Strategy`, got {strategy!r}. Pass "
+            "`strategies.fsdp()`, or what another function there returns."
+        )
     else:
         check_kind("strategy", strategy, Strategy)
         if strategy is None or strategy.kind == "replicates":

@@ -4,6 +4,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+import jax
+
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import StateError
@@ -23,8 +25,8 @@ def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, TypeError) as failure:
-        if isinstance(failure, TypeError) and not _LOOK_UP.search(str(failure)):
+    except (KeyError, TypeError, AttributeError, NameError) as failure:
+        if not _is_look_up(failure, state, batch):
             raise
         leaves = [
             f"`{path}` {describe(leaf)}" if path else describe(leaf)
@@ -34,8 +36,45 @@ def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
         failure.add_note(f"The batch of one replica{kind} holds {_listed(leaves)}.")
         if isinstance(state, dict):
             keys = [f"`{key}`" for key in state]
-            failure.add_note(f"The state holds {_listed(keys)}.")
+            failure.add_note(f"The state holds {_listed(keys)}. Use one of these.")
         raise
+
+
+def _is_look_up(failure: Exception, state: PyTree, batch: PyTree) -> bool:
+    """Return whether a step looked up a name that its arguments could have."""
+    match failure:
+        case KeyError():
+            return True
+        case NameError():
+            names = [each for each in (state, batch) if isinstance(each, dict)]
+            return any(failure.name in each for each in names)
+        case AttributeError():
+            return isinstance(failure.obj, dict)
+    return _LOOK_UP.search(str(failure)) is not None
+
+
+@contextlib.contextmanager
+def explained(state: PyTree, batch: PyTree) -> Iterator[None]:
+    """Explain what fails in a function of one replica: see the others of this file.
+
+    Args:
+      state: Its state.
+      batch: Its batch.
+    """
+    with modules_explained(), names_noted(state, batch):
+        try:
+            yield
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as failure:
+            leaked = isinstance(failure, jax.errors.UnexpectedTracerError)
+            failure.add_note(_LEAKED if leaked else _TRACED)
+            raise
+
+
+_TRACED = (
+    "Values are traced in a step: branch by `jnp.where` or `lax.cond`. To see them, "
+    "compile the step with `debug=True`."
+)
+_LEAKED = "Return values from the step, as metrics, instead of keeping them outside."
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.analysis.lookup_hints import names_noted
+from replicator.engine.analysis.lookup_hints import explained
 from replicator.engine.evaluation.blocks import (
     DEFAULT_BLOCK,
     Block,
@@ -55,7 +55,7 @@ class Prediction:
 
         def run(state: PyTree, batch: PyTree, real: jax.Array) -> PyTree:
             del real
-            with names_noted(state, batch):
+            with explained(state, batch):
                 return jax.tree.map(jnp.asarray, predict_fn(state, batch))
 
         self._runner = BlockRunner(

@@ -50,6 +50,7 @@ from replicator.engine.step.optimizer_state import (
     Show,
     Showing,
     check_optimizer_state,
+    note_update,
     nothing_yet,
     one_of,
 )
@@ -230,15 +231,19 @@ class _Wrapped:
                 mean = _tie(self._mean(sums, like=given.grads), sums.count)
                 updates, after, reduced = finish(mean, state)
                 shown = _shown(given.grads, reduced, sums.show)
-                return _tie((updates, _show(after, sums, shown)), sums.count)
+                updates, after = _tie((updates, _show(after, sums, shown)), sums.count)
+                note_update(state, params, updates)
+                return updates, after
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
             case Show() as asked:
                 asked.given.calls.append(None)
                 updates, after, reduced = finish(self._mean_of(given), state)
+                note_update(state, params, updates)
                 return updates, _show(after, asked, _shown(None, reduced, asked.show))
             case _:
                 updates, after, _ = finish(self._mean_of(given), state)
+                note_update(state, params, updates)
                 return updates, after
 
     def _check_shapes(self, grads, state, params, extra) -> None:
