@@ -23,16 +23,20 @@ from absl import app, flags
 
 import benchmarks
 from benchmarks.first_hour.arguments import ARGUMENTS
-from benchmarks.first_hour.datasets import BATCHES, DATASETS
+from benchmarks.first_hour.batches import BATCHES
+from benchmarks.first_hour.datasets import DATASETS
 from benchmarks.first_hour.environments import ENVIRONMENTS
-from benchmarks.first_hour.gradients import SUMS, WRAPS
 from benchmarks.first_hour.judge import Outcome, Verdict, judge
 from benchmarks.first_hour.loops import LOOPS
 from benchmarks.first_hour.mistake import MOST_LINES, Mistake
 from benchmarks.first_hour.modules import MODULES
+from benchmarks.first_hour.names import NAMES
+from benchmarks.first_hour.optimizers import WRAPS
 from benchmarks.first_hour.pool import Program, outcomes
 from benchmarks.first_hour.randomness import RANDOMNESS
-from benchmarks.first_hour.steps import NAMES, RESULTS, TRACED
+from benchmarks.first_hour.results import RESULTS
+from benchmarks.first_hour.sums import SUMS
+from benchmarks.first_hour.traced import TRACED
 
 MISTAKES = (
     *(*ARGUMENTS, *DATASETS, *BATCHES, *NAMES, *RESULTS, *TRACED),

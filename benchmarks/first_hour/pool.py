@@ -79,7 +79,8 @@ def _run(program: Program) -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     # In place of the streams of the process that was forked.
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))
+    sys.stdout = open(1, "w", buffering=1)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115
     if program.environment:
         done = subprocess.run(
             [sys.executable, str(program.path)],

@@ -104,7 +104,7 @@ class Net(nnx.Module):
         self.drop = nnx.Dropout(rate, rngs=rngs)
         self.last = nnx.Linear(4, 1, rngs=rngs)
 
-    def __call__(self, x):
+    def __call__(self, x):  # noqa: D102
         return self.last(self.drop(nnx.relu(self.first(x))))[:, 0]
 
 

@@ -137,8 +137,8 @@ _SPECIAL = frozenset({"__init__", "__call__", "__enter__", "__exit__", "__next__
 def full_traceback(error: BaseException) -> str:
     """Return the traceback of an error as text, with the frames that were dropped.
 
-    >>> full_traceback(ValueError("too small"))
-    'ValueError: too small\\n'
+    >>> full_traceback(ValueError("too small")).strip()
+    'ValueError: too small'
     """
     kept = vars(error).get(_FULL)
     return "".join(traceback.format_exception(error) if kept is None else [kept])
@@ -215,10 +215,14 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
+def _jax_filters() -> bool:
+    return getattr(jax.config, "jax_traceback_filtering", "auto") != "off"
+
+
 def _is_shown(frame: FrameType) -> bool:
     file_name = frame.f_code.co_filename
     if file_name == "<string>":  # of `python -c`, or made by a library
         return frame.f_globals.get("__name__") == "__main__"
     if file_name.startswith(_JAX_ROOTS):
-        return getattr(jax.config, "jax_traceback_filtering", "auto") == "off"
+        return not _jax_filters()
     return not is_library(file_name)

@@ -22,6 +22,7 @@ from replicator.base.mesh import put
 from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
+from replicator.engine.analysis.example_means import is_short
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
@@ -103,8 +104,10 @@ class CompiledStep:
         phases: CompilePhases | None = None,
         *,
         first_updates: FirstUpdates | None = None,
+        examine: Callable[[PyTree, PyTree], None] | None = None,
     ) -> None:
         self._layout = layout
+        self._examine = examine
         self._first_updates = first_updates
         self._options = options
         # Without phases no time is noted, and all times are 0.
@@ -330,6 +333,8 @@ class CompiledStep:
             _warn_of_change(self._newest, given)
         with collection_paused():
             traced = self._trace(state, batch, key)
+            if self._examine is not None and is_short(traced.jaxpr.jaxpr):
+                self._examine(given["state"], given["batch"])
             self._newest = given
             lowered = _lowered(traced)
         self._layout.processes.require_same_program(

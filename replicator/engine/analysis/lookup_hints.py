@@ -90,9 +90,10 @@ def modules_explained() -> Iterator[None]:
         kind = type(failure)
         if kind.__name__ != "TraceContextError" or kind.__module__ != "flax.errors":
             raise
+        why = str(failure).partition(" (http")[0]
         raise StateError(
             "`step_fn` must return a changed module in the state, got a write to one "
-            f"that is not its own ({str(failure).partition(' (http')[0]}). Keep `model` in the state, and write:"
+            f"that is not its own ({why}). Keep `model` in the state, and write:"
             f"{_MODULE_STEP}"
         ).with_traceback(failure.__traceback__) from None
 

@@ -97,7 +97,7 @@ class MeetingRules(dataflow.Rules[Meeting]):
             if not (mark.scale or mark.part) or dataflow.sub_jaxprs(eqn):
                 return None
             return [self._combined(eqn, marks, mark)] * len(eqn.outvars)
-        if not mark.own or name == "axis_index" or self._is_of_norm(eqn):
+        if not mark.own or name == "axis_index" or self.is_of_norm(eqn):
             return [mark] * len(eqn.outvars)
         origin = Origin(name, innermost_line((*self.outer, eqn)))
         is_count = name in _REDUCTIONS and not (mark.params or mark.part)
@@ -138,7 +138,7 @@ class MeetingRules(dataflow.Rules[Meeting]):
             return mark._replace(meets=mark.meets or mark.part or mark.scale)
         return mark
 
-    def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
+    def is_of_norm(self, eqn: core.JaxprEqn) -> bool:
         """Return whether a collective is of a norm: ours, a library's, or named so."""
         for each in (*self.outer, eqn):
             if NORM in str(each.source_info.name_stack):

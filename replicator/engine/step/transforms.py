@@ -9,11 +9,13 @@ here runs or compiles.
 import contextlib
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -28,6 +30,8 @@ from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
 from replicator.collectives.context.step_number import in_step
 from replicator.engine.analysis.lookup_hints import explained
+from replicator.engine.analysis.shared_noise import SharedRandomKeyWarning
+from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows, refuse_rows
 from replicator.engine.step.accumulate import accumulated, single
@@ -179,8 +183,11 @@ def keyed(step_fn: StepFn) -> KeyedStep:
         state = strong(state)
         # In containers of its own: a step may write into those that it is given.
         given = jax.tree.map(lambda leaf: leaf, state)
+        drawn = _numpy_drawn()
         with _axis_named(), explained(state, batch), updates_noted() as updates:
             returned = _run_noted(run, given)
+        if _is_traced(state) and _numpy_drawn() != drawn:
+            _warn_of_numpy()
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StateError(
                 "`step_fn` must return (state, metrics), got "
@@ -210,6 +217,22 @@ def _run_noted(run: Callable, state: PyTree) -> tuple[PyTree, PyTree]:
         if not is_ours and (remedy := _weak_remedy(run, state)):
             failure.add_note(remedy)
         raise
+
+
+def _numpy_drawn() -> tuple[bytes, int]:
+    """Return where NumPy's global generator stands."""
+    _, words, position, *_ = np.random.get_state()
+    return np.asarray(words).tobytes(), int(position)
+
+
+def _warn_of_numpy() -> None:
+    warnings.warn(
+        "`step_fn` must draw random numbers by its `key`, got one that draws by "
+        "`np.random`: once, when it is traced, the same for all steps and replicas. "
+        "Write `def step_fn(state, batch, key)`.",
+        SharedRandomKeyWarning,
+        stacklevel=user_stacklevel(),
+    )
 
 
 @contextlib.contextmanager
@@ -261,14 +284,16 @@ def _refuse_unused(
                     f"`{path}` as it came. Return `opt` of `updates, opt = "
                     "optimizer.update(...)` there."
                 )
-        leaves = jax.tree.leaves(update.state)
-        if leaves and not any(isinstance(leaf, Tracer) for leaf in leaves):
-            if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(before)):
-                raise StateError(
-                    "`step_fn` must take the state of its optimizer from its `state`, "
-                    "got one from outside, which no update moves. Return "
-                    "`optimizer.init(params)` among the state of `init_fn`."
-                )
+        if moves and _is_traced(before) and not _is_traced(update.state):
+            raise StateError(
+                "`step_fn` must take the state of its optimizer from its `state`, got "
+                "one from outside, which no update moves. Return "
+                "`optimizer.init(params)` among the state of `init_fn`."
+            )
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _ids(tree: PyTree) -> list[int]:
