@@ -215,14 +215,10 @@ def _of_user(trace: TracebackType | None) -> TracebackType | None:
     return kept
 
 
-def _jax_filters() -> bool:
-    return getattr(jax.config, "jax_traceback_filtering", "auto") != "off"
-
-
 def _is_shown(frame: FrameType) -> bool:
     file_name = frame.f_code.co_filename
     if file_name == "<string>":  # of `python -c`, or made by a library
         return frame.f_globals.get("__name__") == "__main__"
     if file_name.startswith(_JAX_ROOTS):
-        return not _jax_filters()
+        return getattr(jax.config, "jax_traceback_filtering", "auto") == "off"
     return not is_library(file_name)

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeGuard
@@ -216,9 +215,10 @@ def _is_endless(part: Any) -> bool:
     kind = type(part)
     if kind is itertools.repeat:
         try:
-            return operator.length_hint(part) < 0
+            part.__length_hint__()
         except TypeError:  # without a number of times
             return True
+        return False
     match _package(kind):
         case "grain":
             return getattr(part, "_num_epochs", 1) is None

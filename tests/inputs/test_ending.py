@@ -35,10 +35,9 @@ ENDLESS = {
     "itertools.count": itertools.count(),
     "itertools.repeat": itertools.repeat(1),
     "grain.RepeatMapDataset": grain.MapDataset.source([1, 2]).repeat().batch(2),
-    "grain.RepeatIterDataset": grain.MapDataset.source([1])
-    .to_iter_dataset()
-    .repeat()
-    .batch(1),
+    "grain.RepeatIterDataset": grain.experimental.RepeatIterDataset(
+        grain.MapDataset.source([1]).to_iter_dataset()
+    ).batch(1),
     "grain.IndexSampler": grain.DataLoader(
         data_source=np.arange(8), sampler=SAMPLER, operations=[]
     ),

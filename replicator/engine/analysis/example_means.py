@@ -41,6 +41,13 @@ class ExampleMeanWarning(UserWarning):
     """A gradient is not the mean over a replica's examples."""
 
 
+class Pooled(NamedTuple):
+    """A reduction over examples, and whether it is of a backward pass."""
+
+    origin: Origin
+    gradient: bool
+
+
 class Share(NamedTuple):
     """Facts about one value.
 
@@ -56,7 +63,7 @@ class Share(NamedTuple):
     leaf: str = ""
     params: bool = False
     gradient: bool = False
-    pooled: Origin | None = None
+    pooled: Pooled | None = None
     met: tuple[str, Origin] | None = None
     powers: frozenset[tuple[int, int]] = frozenset({(0, 0)})
 
@@ -147,8 +154,8 @@ def _fault(mark: Share) -> tuple[str, Origin] | None:
         return None
     [(examples, replicas)] = mark.powers
     if replicas < 0:
-        return "replicas", mark.pooled
-    return ("sum", mark.pooled) if examples == 0 else None
+        return "replicas", mark.pooled.origin
+    return ("sum", mark.pooled.origin) if examples == 0 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +222,7 @@ class ShareRules(dataflow.Rules[Share]):
                 return mark._replace(met=(f"count {other.leaf or 'batch'}", origin))
         elif is_transposed((*self.outer, eqn)):
             return mark  # linear in the cotangent
-        after = any(each.gradient and each.pooled for each in marks)
+        after = all(each.pooled.gradient for each in marks if each.pooled)
         return mark._replace(met=("grads" if after else "meets", origin))
 
     def _reduced(
@@ -234,7 +241,7 @@ class ShareRules(dataflow.Rules[Share]):
             return mark._replace(powers=powers) if not mark.pooled else mark
         if self._is_of_norm(eqn):
             return _NOTHING
-        return mark._replace(pooled=mark.pooled or origin)
+        return mark._replace(pooled=mark.pooled or Pooled(origin, mark.gradient))
 
     def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
         return MeetingRules(outer=self.outer).is_of_norm(eqn)
@@ -243,6 +250,8 @@ class ShareRules(dataflow.Rules[Share]):
 def _both(one: Share, other: Share) -> Share:
     if one == other or other is _NOTHING:
         return one
+    if one is _NOTHING:
+        return other
     batch = [each.powers for each in (one, other) if each.leaf or each.pooled]
     return Share(
         leaf=one.leaf or other.leaf,

@@ -86,7 +86,7 @@ WRONG = {
         "divided by the number of replicas, too",
     ),
     "masked": (masked, "a sum over `mask` of this replica's"),
-    "crossed": (crossed, r"every one with every other \(float32\[8,1\]"),
+    "crossed": (crossed, r"every one with every other \(`float32\[8,1\]"),
     "normed": (normed, "a statistic of this replica's examples alone"),
     "root": (lambda p, b: jnp.sqrt(losses(p, b).mean()), "a statistic"),
 }

@@ -82,9 +82,9 @@ def test_a_kept_copy_of_the_optimizer_before_is_taken(rep):
 
     def keeps(state, batch):
         after, metrics = step_fn(state["now"], batch)
-        return {"now": after, "before": state["now"]}, metrics
+        return {"now": after, "before": state["now"]["params"]}, metrics
 
-    state = rep.init(lambda key: {"now": init_fn(key), "before": init_fn(key)})
+    state = rep.init(lambda key: {"now": init_fn(key), "before": init_fn(key)["params"]})
     rep.compile(keeps)(state, regression_batch())
 
 
