@@ -216,7 +216,7 @@ rep.run(step_fn, dataset, init_fn=init_fn)
         "a function as a hook",
         "rep.run(step_fn, dataset, init_fn=init_fn, hooks=[lambda step: print(step)])",
         "`hooks`",
-        remedy="`Callback`",
+        remedy="`Callback(",
     ),
     mistake(
         "input options as a dict",

@@ -27,8 +27,9 @@ DATASETS = (
     mistake(
         "a tuple of arrays in the place of a dataset",
         "rep.run(step_fn, (batch['x'], batch['y']), init_fn=init_fn)",
-        "`dataset`",
-        remedy="Make all batches alike",
+        "is an array",
+        "float32[4,3]",
+        remedy="Use one of these",
     ),
     mistake(
         "an empty dataset",

@@ -83,7 +83,7 @@ ENVIRONMENTS = (
         _JOIN,
         "`REPLICATOR_PROCESS_ID`",
         "2",
-        remedy="Set",
+        remedy="Number processes from 0",
         environment={
             "REPLICATOR_COORDINATOR": "127.0.0.1:1234",
             "REPLICATOR_NUM_PROCESSES": "2",

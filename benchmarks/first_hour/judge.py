@@ -62,7 +62,7 @@ def judge(mistake: Mistake, found: Outcome, right: Outcome | None) -> Verdict:
         missing = [each for each in wanted if each not in found.errors]
         faults += [f"not named: {each}" for each in missing]
         failed = bool(missing)
-        silent = mistake.quiet and found.code == 0 and not found.errors.strip()
+        silent = failed and mistake.quiet and found.code == 0
     return Verdict(
         failed=failed,
         is_long=bool(theirs) or too_long,

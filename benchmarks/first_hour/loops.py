@@ -11,7 +11,7 @@ new, metrics = step(state, batch)
 step(state, batch)
 """,
         "`state`",
-        remedy="Use the state that",
+        remedy="Write `state, metrics = step(state, batch)`",
         report="jax-ml/jax#9237",
     ),
     mistake(
@@ -22,7 +22,7 @@ new, metrics = step(state, batch)
 rep.evaluate(eval_fn, dataset, state=state["params"])
 """,
         "`state`",
-        remedy="Use the state that",
+        remedy="Write `state, metrics = step(state, batch)`",
         report="jax-ml/jax#7144",
     ),
     mistake(
@@ -109,8 +109,9 @@ step, state = rep.compile(step_fn), rep.init(init_fn)
 state, _ = step(state, batch)
 step(state, {name: leaf[:16] for name, leaf in batch.items()})
 """,
-        "step_fn",
-        remedy="Return",
+        "`step_fn`",
+        "left outside",
+        remedy="Return it",
         report="world-modelz/dreamax#14",
     ),
     mistake(
@@ -121,7 +122,7 @@ with tempfile.TemporaryDirectory() as folder:
     rep.run(step_fn, dataset * 2, init_fn=lambda key: {"w": jnp.zeros(5)},
             checkpoint_dir=folder)
 """,
-        "`w`",
+        "`user/w`",
         remedy="directory",
         quiet=True,
     ),
@@ -147,9 +148,9 @@ def step_fn(state, batch):
     return update(state, jax.tree.map(lambda g: g * 1e30, grads), loss)
 rep.run(step_fn, dataset * 4, init_fn=init_fn)
 """,
-        "`loss`",
-        "step",
-        remedy="replicator replay",
+        "`gradient_norm`",
+        "step 1",
+        remedy="Look at the batch and the learning rate",
         quiet=True,
     ),
     mistake(
@@ -185,7 +186,7 @@ testing.assert_replica_invariant(step_fn, init_fn, batch, replicas=(1, 2),
                                  accumulate=(1,), at_steps=(0, 1))
 """,
         "gradient",
-        "2 replicas",
+        "and on 2",
         remedy="mean",
         quiet=True,
     ),

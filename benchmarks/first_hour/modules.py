@@ -17,7 +17,7 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "`step_fn`",
-        "tx.update(model, grads)",
+        "(model, batch)",
         remedy=_WORKS,
         report="google/flax#4695",
     ),
@@ -48,9 +48,8 @@ def step_fn(state, batch):
     return state, {}
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`step_fn`",
-        "net_loss",
-        remedy=_WORKS,
+        "jax.grad(net_loss)",
+        remedy="`replicator.nnx.value_and_grad`",
         report="google/flax#5050",
     ),
     mistake(
@@ -143,15 +142,17 @@ rep.run(step_fn, dataset, init_fn=init_net)
         """
 def init_fn(key):
     model = Net(nnx.Rngs(key))
-    return {"model": model, "opt": optimizer.init(model)}
+    return {"model": model, "opt": adam.init(model)}
 def step_fn(state, batch):
     (loss, model), grads = value_and_grad(net_loss)(state["model"], batch)
-    updates, opt = optimizer.update(grads, state["opt"], params_of(model))
+    updates, opt = adam.update(grads, state["opt"], params_of(model))
+    model = with_params(model, optax.apply_updates(params_of(model), updates))
     return {"model": model, "opt": opt}, {"loss": loss}
+adam = rep.wrap_optimizer(optax.adam(0.1))
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`params`",
-        remedy="params_of",
+        "adam.update(grads",
+        remedy="structure",
     ),
     mistake(
         "a loss that forgets its model",
@@ -185,8 +186,8 @@ def step_fn(state, batch):
     return {"model": model}, {"loss": loss}
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`model/norm/mean`",
-        remedy="`replicator.nnx.BatchNorm`",
+        "`model/norm/mean/value`",
+        remedy="`replicator.all_reduce`",
         quiet=True,
     ),
 )

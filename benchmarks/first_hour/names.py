@@ -79,7 +79,7 @@ rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "'params'",
         "in step_fn",
-        remedy="Use `state`",
+        remedy="Use one of these",
     ),
     mistake(
         "an axis by the name of another program",

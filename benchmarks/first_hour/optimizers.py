@@ -31,7 +31,7 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "`params/b`",
-        "in step_fn",
+        "in <lambda>",
         remedy="`rep.wrap_optimizer`",
         quiet=True,
     ),
@@ -46,9 +46,9 @@ def step_fn(state, batch):
     return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, {}
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`params/b`",
-        "in step_fn",
-        remedy="`rep.wrap_optimizer`",
+        "OptimizerState",
+        "tx.update(grads",
+        remedy="`rep.wrap_optimizer(tx)`",
         quiet=True,
     ),
     mistake(
@@ -59,23 +59,31 @@ def init_fn(key):
     return {"params": params, "opt": optax.sgd(0.1).init(params)}
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`opt_state`",
+        "`state`",
+        "optimizer.update(grads",
         remedy="init",
     ),
     mistake(
         "an optimizer that is wrapped twice",
         """
-optimizer = rep.wrap_optimizer(rep.wrap_optimizer(optax.sgd(0.1)))
+twice = rep.wrap_optimizer(rep.wrap_optimizer(optax.sgd(0.1)))
+def init_fn(key):
+    return {"w": jnp.zeros(3), "opt": twice.init(jnp.zeros(3))}
+def step_fn(state, batch):
+    grads = jax.grad(lambda w: ((batch["x"] @ w - batch["y"]) ** 2).mean())(state["w"])
+    updates, opt = twice.update(grads, state["opt"], state["w"])
+    return {"w": state["w"] + updates, "opt": opt}, {}
+print(np.round(rep.run(step_fn, dataset, init_fn=init_fn).state["w"], 5))
+""",
+        right="""
 def init_fn(key):
     return {"w": jnp.zeros(3), "opt": optimizer.init(jnp.zeros(3))}
 def step_fn(state, batch):
     grads = jax.grad(lambda w: ((batch["x"] @ w - batch["y"]) ** 2).mean())(state["w"])
     updates, opt = optimizer.update(grads, state["opt"], state["w"])
     return {"w": state["w"] + updates, "opt": opt}, {}
-rep.run(step_fn, dataset, init_fn=init_fn)
+print(np.round(rep.run(step_fn, dataset, init_fn=init_fn).state["w"], 5))
 """,
-        "`tx`",
-        remedy="Wrap it once",
         quiet=True,
     ),
     mistake(
@@ -92,16 +100,6 @@ rep.run(step_fn, dataset, init_fn=init_fn)
         remedy="optax",
     ),
     mistake(
-        "an optimizer of optax that accumulates, too",
-        """
-optimizer = rep.wrap_optimizer(optax.MultiSteps(optax.sgd(0.1), 4))
-rep.run(step_fn, dataset, init_fn=init_fn)
-""",
-        "`tx`",
-        "MultiSteps",
-        remedy="`accumulate",
-    ),
-    mistake(
         "no gradient for a leaf",
         """
 def step_fn(state, batch):
@@ -109,8 +107,9 @@ def step_fn(state, batch):
     return update(state, {"w": grads["w"]})
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`b`",
-        remedy="`jax.grad`",
+        "key sets is b",
+        "apply_updates(state",
+        remedy="`jax.tree.structure(tree)`",
     ),
     mistake(
         "the loss in the place of gradients",

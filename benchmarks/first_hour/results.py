@@ -36,7 +36,7 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "`step_fn`",
-        "`opt",
+        "`params/b` is missing",
         remedy="Return every leaf",
     ),
     mistake(
@@ -71,8 +71,7 @@ def step_fn(state, batch):
     return {"params": params, "opt": opt}, {}
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`params`",
-        "step_fn",
+        "`params/b`",
         remedy="`optax.apply_updates",
         report="google-deepmind/optax#1745",
         quiet=True,
@@ -102,7 +101,7 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "`step_fn`",
-        "state",
+        "`params/b`",
         remedy="Return",
         report="Lightning-AI/pytorch-lightning#20215",
         quiet=True,
@@ -112,10 +111,12 @@ rep.run(step_fn, dataset, init_fn=init_fn)
         """
 def step_fn(state, batch):
     grads = jax.grad(loss_fn)(state["params"], batch)
-    new, metrics = update(state, grads)
-    return new | {"opt": state["opt"]}, metrics
+    updates, opt = adam.update(grads, state["opt"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    return {"params": params, "opt": state["opt"]}, {}
 adam = rep.wrap_optimizer(optax.adam(0.1))
-optimizer = adam
+def init_fn(key):
+    return {"params": init_params(key), "opt": adam.init(init_params(key))}
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "`opt",

@@ -67,9 +67,9 @@ def step_fn(state, batch):
     return update(state, jax.grad(total_loss)(state["params"], batch))
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "psum",
-        "total_loss",
-        remedy="mean",
+        "summed over replicas",
+        "in loss_fn",
+        remedy="Return the mean",
         quiet=True,
     ),
     mistake(
@@ -112,8 +112,8 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "replicas",
-        "in share",
-        remedy="mean",
+        "in loss_fn",
+        remedy="Return the mean",
         report="pytorch/xla#451",
         quiet=True,
     ),
@@ -162,9 +162,9 @@ def step_fn(state, batch):
     return update(state, jax.grad(crossed)(state["params"], batch))
 rep.run(step_fn, [batch | {"y": labels}], init_fn=init_fn)
 """,
-        "float32[4,1]",
-        "in crossed",
-        remedy="[:, 0]",
+        "(4,) and (4, 1)",
+        "l2_loss(predicted",
+        remedy="Shape mismatch",
         report="tensorflow/tensorflow#37770",
         quiet=True,
     ),
@@ -262,8 +262,8 @@ def step_fn(state, batch):
     return jax.tree.map(keep, state, new), metrics
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
-        "`opt",
-        "in step_fn",
+        "`params/b`",
+        "in <lambda>",
         remedy="all_reduce",
         quiet=True,
     ),

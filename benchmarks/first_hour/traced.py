@@ -144,7 +144,7 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=lambda key: {"n": jnp.ones((3,), jnp.int32)})
 """,
         "jax.grad(",
-        remedy="float",
+        remedy="Differentiate by floats",
     ),
     mistake(
         "labels that are floats",
@@ -156,7 +156,7 @@ def step_fn(state, batch):
 rep.run(step_fn, dataset, init_fn=init_fn)
 """,
         "integer_labels(logits",
-        remedy="expected",
+        remedy="Expected the input",
         report="google-deepmind/optax#1335",
     ),
     mistake(
@@ -170,8 +170,8 @@ def step_fn(state, batch):
 rep.run(step_fn, [batch | {"label": labels}], init_fn=init_fn)
 """,
         "`loss`",
-        "NaN",
-        remedy="replicator replay",
+        "nan",
+        remedy="Look at the batch",
         report="google-deepmind/optax#1185",
         quiet=True,
     ),

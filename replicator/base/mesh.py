@@ -69,9 +69,9 @@ def replica_mesh(
 def _jax_devices() -> list[Device]:
     try:
         return jax.devices()
-    except RuntimeError as failure:
+    except (RuntimeError, AssertionError) as failure:
         wanted = getattr(jax.config, "jax_platforms", None)
-        why = str(failure).partition("\n")[0].partition(" (")[0]
+        why = str(failure).partition("\n")[0].partition(" (")[0] or "JAX has none"
         raise ArgumentError(
             f"`JAX_PLATFORMS` must name devices that are there, got {wanted!r}: {why}. "
             "Install what they need (`replicator doctor` names it), or unset it."

@@ -199,6 +199,8 @@ def _shorten_words(error: BaseException) -> None:
     if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         first, *others = str(error).splitlines()
         error.args = ("\n".join([first, *others[-1:]]),)
+    elif str(error).startswith("pytree structure error"):
+        error.args = (" ".join(str(error).split()),)
     notes = getattr(error, "__notes__", [])
     notes[:] = [each for each in notes if "JAX has removed its internal" not in each]
 

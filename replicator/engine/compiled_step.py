@@ -271,6 +271,11 @@ class CompiledStep:
         self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
     ) -> Inspection:
         """Report collectives, memory and arithmetic; see `Replicator.inspect`."""
+        if state is not None and batch is None:
+            raise ArgumentError(
+                "`batch` must be given to inspect a step with a state, got None. Pass "
+                "a global batch, or `jax.ShapeDtypeStruct`s."
+            )
         if state is not None or batch is not None:
             check_keys(key, self._options.steps_per_call)
             shapes = state_shapes(state, self._layout, name="state")

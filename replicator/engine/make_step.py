@@ -110,6 +110,11 @@ def compiled_step(
       check: Options of the check of its first updates, if the layout partitions; None
         for no check.
     """
+    if isinstance(step_fn, CompiledStep | DebugStep):
+        raise ArgumentError(
+            "`step_fn` must be the step of one replica, got one that is compiled. Pass "
+            "the function itself."
+        )
     update = lift(
         step_fn,
         accumulate=options.accumulate,

@@ -286,6 +286,11 @@ def _open_source(
         )
     if callable(dataset):
         return Source(start=partial(_calls, dataset), repeats=False)
+    if dataset is None:
+        raise ArgumentError(
+            f"`{name}` must be an iterable of batches or a callable, got `NoneType`. "
+            "Pass the batches, or end the input function with `return`."
+        )
     raise ArgumentError(
         f"`{name}` must be an iterable of batches or a callable, got "
         f"{_kind(dataset)}. Hand over an adapter for it in `adapters`."

@@ -335,6 +335,8 @@ def _canonical_dtype(dtype: Any, has_64_bits: bool) -> np.dtype:
 def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Array:
     # NumPy can read other libraries' arrays (a PyTorch tensor on the host, a pandas
     # column) that have `__array__`.
+    if isinstance(leaf, _NUMBER):
+        leaf = np.asarray(leaf)
     readable = isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
     array = leaf if isinstance(leaf, jax.Array) or not readable else np.asarray(leaf)
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
@@ -359,11 +361,26 @@ def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Arra
             f"`dataset` must yield leaves with a leading batch axis, got the scalar "
             f"`{path}` ({where}). Repeat it for each example, or leave it out."
         )
-    _check_fits(array, path=path, where=where)
+    check_fits(array, path=path, name="dataset", where=f" ({where})")
     return array
 
 
-def _check_fits(array: np.ndarray | jax.Array, *, path: str, where: str) -> None:
+def check_fits(
+    array: np.ndarray | jax.Array, *, path: str, name: str, where: str = ""
+) -> None:
+    """Refuse integers that JAX would cut to 32 bits.
+
+    >>> check_fits(np.arange(3), path="ids", name="batch")
+
+    Args:
+      array: A leaf of a batch.
+      path: Its path.
+      name: Name of the argument that holds it, for errors.
+      where: Its place likewise: " (batch 3)".
+
+    Raises:
+      BatchError: One is beyond.
+    """
     target = canonical_dtype(array.dtype)
     if target == array.dtype or not _is_kind(target, np.integer) or not array.size:
         return
@@ -371,8 +388,8 @@ def _check_fits(array: np.ndarray | jax.Array, *, path: str, where: str) -> None
     low, high = int(array.min()), int(array.max())
     if low < limits.min or high > limits.max:
         raise BatchError(
-            f"`dataset` must yield `{path}` within the range of {target}, got values "
-            f"from {low} to {high} ({where}). Set `jax_enable_x64`, or use smaller ids."
+            f"`{name}` must hold `{path}` within the range of {target}, got values "
+            f"from {low} to {high}{where}. Set `jax_enable_x64`, or use smaller ids."
         )
 
 

@@ -24,6 +24,7 @@ from replicator.inputs.checks import (
     NATIVE_REMEDY,
     canonical_dtype,
     check_divides,
+    check_fits,
     holds_numbers,
     lists_as_arrays,
 )
@@ -263,6 +264,8 @@ def _check_numbers(batch: PyTree) -> None:
                 "`batch` must hold arrays in this machine's byte order, got "
                 f"{dtype.str} for `{path}`. {NATIVE_REMEDY}"
             )
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu":
+            check_fits(leaf, path=path, name="batch")
         if not holds_numbers(dtype) and not _is_key(dtype):
             raise BatchError(
                 f"`batch` must hold arrays of numbers, got {describe(leaf)} for "

@@ -57,7 +57,9 @@ class Share(NamedTuple):
       gradient: Whether it follows from a backward pass.
       pooled: A reduction over examples that it follows from.
       met: What it is instead of a sum over examples, and where that began.
-      powers: Powers of the numbers of examples and of replicas that multiply it.
+      powers: Powers of the numbers of examples and of replicas that multiply it; none
+        for a zero.
+      counted: A sum over examples that it is, of this replica or of all.
     """
 
     leaf: str = ""
@@ -66,6 +68,7 @@ class Share(NamedTuple):
     pooled: Pooled | None = None
     met: tuple[str, Origin] | None = None
     powers: frozenset[tuple[int, int]] = frozenset({(0, 0)})
+    counted: Origin | None = None
 
 
 _NOTHING = Share()
@@ -87,9 +90,7 @@ def is_short(jaxpr: core.Jaxpr) -> bool:
     return sum(1 for _ in few) < MOST_EQUATIONS
 
 
-def warn_of_shares(
-    update: Callable[..., PyTree], state: PyTree, batch: PyTree
-) -> None:
+def warn_of_shares(update: Callable[..., PyTree], state: PyTree, batch: PyTree) -> None:
     """Warn if an optimizer is given another gradient than a mean over examples.
 
     Args:
@@ -106,17 +107,25 @@ def warn_of_shares(
 
     rows = jax.tree.leaves(batch)[0].shape[0]
     trace = jax.make_jaxpr(
-        lambda *given: update(*given, None), axis_env=[(REPLICA_AXIS, REPLICAS)]
+        lambda *given: update(*given, None),
+        axis_env=[(REPLICA_AXIS, REPLICAS)],
+        return_shape=True,
     )
     try:
-        traced = trace(state, jax.tree.map(many, batch))
+        traced, (_, reported) = trace(state, jax.tree.map(many, batch))
     except Exception:
         return  # not for any number of examples
     marks = [Share(params=True)] * len(jax.tree.leaves(state))
     marks += [Share(leaf=path or "batch") for path, _ in named_leaves(batch)]
     rules = ShareRules()
-    dataflow.flow(traced.jaxpr, marks, rules)
+    after = dataflow.flow(traced.jaxpr, marks, rules)
     found = next(filter(None, map(_fault, rules.given.values())), None)
+    if rules.given and all(not each.powers for each in rules.given.values()):
+        found = "zeros", next(iter(rules.given.values())).counted or _NOWHERE
+    names = named_leaves(reported)
+    for (path, _), mark in zip(names, after[len(after) - len(names) :], strict=True):
+        if mark.counted and mark.powers == {(0, 0)} and not mark.met:
+            found = found or (f"metric {path}", mark.counted)
     if found is not None:
         what, origin = found
         where = f"`{origin.what}` at {origin.where}".replace(str(EXAMPLES), str(rows))
@@ -127,7 +136,15 @@ def warn_of_shares(
         )
 
 
+_NOWHERE = Origin("", "")
 _WORDS = {
+    "zeros": "`loss_fn` must depend on the parameters that the optimizer updates, got "
+    "gradients that are zeros. Use the model, or the parameters, that it is given.",
+    "metric": "`{1}` must be declared where it is a sum over examples, got a plain "
+    "array, of which the mean over replicas is reported ({0}). Return "
+    "`replicator.Sum(value)`, or a mean over examples.",
+    "summed": "`loss_fn` must return this replica's own mean, got one that is summed "
+    "over replicas ({}). Return the mean: the optimizer averages.",
     "sum": "`loss_fn` must return a mean over this replica's examples, got a sum that "
     "is not divided by their number ({}). Take the mean, or return "
     "`LocalSum(total, count)` to `replicator.value_and_grad`.",
@@ -153,6 +170,8 @@ def _fault(mark: Share) -> tuple[str, Origin] | None:
     if mark.pooled is None or len(mark.powers) != 1:
         return None
     [(examples, replicas)] = mark.powers
+    if replicas > 0:
+        return "summed", mark.pooled.origin
     if replicas < 0:
         return "replicas", mark.pooled.origin
     return ("sum", mark.pooled.origin) if examples == 0 else None
@@ -168,6 +187,11 @@ class ShareRules(dataflow.Rules[Share]):
     """
 
     clean = _NOTHING
+
+    def literal(self, atom: core.Literal) -> Share:
+        """Return the mark of a number: the powers in it."""
+        powers = None if jnp.ndim(atom.val) else _powers_of(float(atom.val))
+        return _NOTHING if powers is None else Share(powers=powers)
 
     given: dict[Any, Share] = dataclasses.field(default_factory=dict)
     outer: tuple[core.JaxprEqn, ...] = ()
@@ -190,8 +214,12 @@ class ShareRules(dataflow.Rules[Share]):
         if name == WEIGHTED_GRADIENT:  # means of different numbers of examples
             self.given.pop(eqn.invars[0], None)
             return [marks[0]]
-        if dataflow.over_axis(eqn, REPLICA_AXIS):
-            return [_NOTHING] * len(eqn.outvars)  # of all replicas
+        if dataflow.over_axis(eqn, REPLICA_AXIS):  # of all replicas
+            whole = Share(counted=mark.counted)
+            if name == "psum" and not mark.met:
+                powers = frozenset((n, min(r + 1, 3)) for n, r in mark.powers)
+                whole = whole._replace(powers=powers)
+            return [whole] * len(eqn.outvars)
         if dataflow.sub_jaxprs(eqn):
             return None
         origin = Origin(name, innermost_line((*self.outer, eqn)))
@@ -241,7 +269,9 @@ class ShareRules(dataflow.Rules[Share]):
             return mark._replace(powers=powers) if not mark.pooled else mark
         if self._is_of_norm(eqn):
             return _NOTHING
-        return mark._replace(pooled=mark.pooled or Pooled(origin, mark.gradient))
+        mark = mark._replace(pooled=mark.pooled or Pooled(origin, mark.gradient))
+        linear = eqn.primitive.name in ("reduce_sum", "dot_general")
+        return mark._replace(counted=mark.counted or origin) if linear else mark
 
     def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
         return MeetingRules(outer=self.outer).is_of_norm(eqn)
@@ -252,13 +282,16 @@ def _both(one: Share, other: Share) -> Share:
         return one
     if one is _NOTHING:
         return other
-    batch = [each.powers for each in (one, other) if each.leaf or each.pooled]
+    batch = [
+        each.powers for each in (one, other) if each.leaf or each.pooled or each.counted
+    ]
     return Share(
         leaf=one.leaf or other.leaf,
         params=one.params or other.params,
         gradient=one.gradient or other.gradient,
         pooled=one.pooled or other.pooled,
         met=one.met or other.met,
+        counted=one.counted or other.counted,
         powers=frozenset().union(*(batch or (one.powers, other.powers))),
     )
 
@@ -266,18 +299,14 @@ def _both(one: Share, other: Share) -> Share:
 def _multiplied(eqn: core.JaxprEqn, marks: Sequence[Share]) -> frozenset:
     """Return the powers of a product or a quotient."""
     sign = -1 if eqn.primitive.name == "div" else 1
-    left, right = (
-        _powers_of(atom) or mark.powers
-        for atom, mark in zip(eqn.invars, marks, strict=True)
-    )
+    left, right = (mark.powers for mark in marks)
     both = {(a + sign * c, b + sign * d) for a, b in left for c, d in right}
     return frozenset((max(-3, min(n, 3)), max(-3, min(r, 3))) for n, r in both)
 
 
-def _powers_of(atom: core.Var | core.Literal) -> frozenset | None:
-    if not isinstance(atom, core.Literal) or jnp.ndim(atom.val):
-        return None
-    value = float(atom.val)
+def _powers_of(value: float) -> frozenset:
+    if value == 0:
+        return frozenset()
     return frozenset({(_power(value, EXAMPLES), _power(value, REPLICAS))})
 
 

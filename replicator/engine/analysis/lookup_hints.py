@@ -12,7 +12,9 @@ from replicator.errors import StateError
 
 _MOST = 20
 # Errors of Python and JAX for `batch["x"]` if the batch is a tuple, or an array.
-_LOOK_UP = re.compile(r"indices must be integers|not subscriptable|is not valid as")
+_LOOK_UP = re.compile(
+    "indices must be integers|not subscriptable|is not valid as|string indexing"
+)
 
 
 @contextlib.contextmanager
@@ -32,7 +34,8 @@ def names_noted(state: PyTree, batch: PyTree) -> Iterator[None]:
             f"`{path}` {describe(leaf)}" if path else describe(leaf)
             for path, leaf in named_leaves(batch)
         ]
-        kind = "" if isinstance(batch, dict) else f" is a `{type(batch).__name__}` and"
+        name = "an array" if hasattr(batch, "shape") else f"a `{type(batch).__name__}`"
+        kind = "" if isinstance(batch, dict) else f" is {name} and"
         failure.add_note(f"The batch of one replica{kind} holds {_listed(leaves)}.")
         if isinstance(state, dict):
             keys = [f"`{key}`" for key in state]
@@ -64,17 +67,33 @@ def explained(state: PyTree, batch: PyTree) -> Iterator[None]:
     with modules_explained(), names_noted(state, batch):
         try:
             yield
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as failure:
-            leaked = isinstance(failure, jax.errors.UnexpectedTracerError)
-            failure.add_note(_LEAKED if leaked else _TRACED)
+        except (TypeError, ValueError, IndexError) as failure:
+            if note := _note(failure):
+                failure.add_note(note)
             raise
+
+
+def _note(failure: Exception) -> str | None:
+    """Return what to do about an error of JAX, optax or flax in a step."""
+    if isinstance(failure, jax.errors.UnexpectedTracerError):
+        return "Return values from the step, as metrics; do not keep them outside."
+    if isinstance(failure, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        return _TRACED
+    return next((note for text, note in _NOTES.items() if text in str(failure)), None)
 
 
 _TRACED = (
     "Values are traced in a step: branch by `jnp.where` or `lax.cond`. To see them, "
     "compile the step with `debug=True`."
 )
-_LEAKED = "Return values from the step, as metrics, instead of keeping them outside."
+_NOTES = {
+    "'OptimizerState'": "It is the state of a wrapped optimizer: call the `update` of "
+    "`rep.wrap_optimizer(tx)`, not that of `tx`.",
+    "grad requires real": "Differentiate by floats alone; of a module of flax NNX, "
+    "which counts its random keys, by `replicator.nnx.value_and_grad`.",
+    "pytree structure error": "Both trees must have the same structure: compare "
+    "`jax.tree.structure(tree)` of each.",
+}
 
 
 @contextlib.contextmanager
@@ -87,10 +106,9 @@ def modules_explained() -> Iterator[None]:
     try:
         yield
     except Exception as failure:
-        kind = type(failure)
-        if kind.__name__ != "TraceContextError" or kind.__module__ != "flax.errors":
+        if "different trace level" not in str(failure):
             raise
-        why = str(failure).partition(" (http")[0]
+        why = re.split(" \\(http|, got ", str(failure))[0]
         raise StateError(
             "`step_fn` must return a changed module in the state, got a write to one "
             f"that is not its own ({why}). Keep `model` in the state, and write:"

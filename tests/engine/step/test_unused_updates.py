@@ -23,8 +23,8 @@ def parts(optimizer, state, batch):
 
 
 UNUSED = {
-    "`params/b1` with its update, got it as it came": lambda state, updates, params, opt: (
-        {"params": state["params"], "opt": opt}
+    "`params/b1` with its update, got it as it came": (
+        lambda state, updates, params, opt: {"params": state["params"], "opt": opt}
     ),
     "`params/b1` with its update, got its update alone": (
         lambda state, updates, params, opt: {"params": updates, "opt": opt}
@@ -84,7 +84,9 @@ def test_a_kept_copy_of_the_optimizer_before_is_taken(rep):
         after, metrics = step_fn(state["now"], batch)
         return {"now": after, "before": state["now"]["params"]}, metrics
 
-    state = rep.init(lambda key: {"now": init_fn(key), "before": init_fn(key)["params"]})
+    state = rep.init(
+        lambda key: {"now": init_fn(key), "before": init_fn(key)["params"]}
+    )
     rep.compile(keeps)(state, regression_batch())
 
 
