@@ -355,7 +355,6 @@ def check_function(name: str, value: Any, *accepted: str) -> None:
             f"`{name}` must be a function, got {type(value).__name__}. Pass the "
             "function itself."
         )
-    check_not_async(name, value)
     if accepted and not any(takes(value, way.count(",") + 1) for way in accepted):
         raise ArgumentError(
             f"`{name}` must take {' or '.join(f'({way})' for way in accepted)}, got "

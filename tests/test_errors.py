@@ -841,7 +841,7 @@ ROWS = [
         "Gradients that are not reduced, in a run",
         lambda: run([regression_batch()], make=unwrapped),
         ReplicationError,
-        "`user/params/b1` may differ between replicas: it was computed from the batch "
+        "`params/b1` may differ between replicas: it was computed from the batch "
         "at "
         "train.py:12 in apply (`add`) and not reduced. So may 2 more. Reduce gradients "
         "with `rep.wrap_optimizer`, other values with `replicator.all_reduce`; declare "
@@ -926,8 +926,10 @@ ROWS = [
         "No first state for a run",
         lambda: replicas(8).run(plain_step, [regression_batch()], steps=1),
         ArgumentError,
-        "One of `init_fn` and `init_state` must be given, got neither. Pass `init_fn`, "
-        "or a state to go on from.",
+        "`init_fn` must be given, or `init_state`, got neither. Pass the function that "
+        "returns the first state, which `step_fn` gets and returns:\n"
+        "    def init_fn(key):\n"
+        '        return {"params": init_params(key), "opt": optimizer.init(...)}',
     ),
     Row(
         "Two first states for a run",
@@ -1175,7 +1177,7 @@ ROWS = [
         "A launched process that joined no group",
         launched_alone,
         DistributedError,
-        "The group must be joined by each process that `replicator launch` starts, "
+        "The group must be joined by each process that is named to be of it, "
         "got one of 2 that is alone. Call `replicator.distributed.initialize()` at "
         "the top of the script.",
     ),

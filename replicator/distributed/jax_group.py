@@ -58,9 +58,9 @@ def require_joined() -> None:
     is_named = os.environ.get(VARIABLE) or all(map(os.environ.get, _OF_A_MEMBER))
     if is_named and count != "1" and process_count() == 1:
         raise DistributedError(
-            "The group must be joined by each of its processes, got one of "
-            f"{count} that is alone. Call `replicator.distributed.initialize()` at the "
-            "top of the script."
+            "The group must be joined by each process that is named to be of it, got "
+            f"one of {count} that is alone. Call "
+            "`replicator.distributed.initialize()` at the top of the script."
         )
     accept_jax_group()
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
+from replicator.base.number_lists import lists_as_arrays
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica
 from replicator.base.tracebacks import short_tracebacks
@@ -19,7 +20,6 @@ from replicator.base.types import Key, PyTree
 from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import ArgumentError
-from replicator.inputs.checks import lists_as_arrays
 from replicator.inputs.placement import Placed
 
 

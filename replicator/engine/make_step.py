@@ -25,7 +25,7 @@ from replicator.engine.step.transforms import (
     repeat_steps,
     report_norms,
 )
-from replicator.errors import ArgumentError, check_kind, takes
+from replicator.errors import ArgumentError, check_kind, check_not_async, takes
 from replicator.inputs.placement import batch_axis
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
@@ -115,6 +115,7 @@ def compiled_step(
             "`step_fn` must be the step of one replica, got one that is compiled. Pass "
             "the function itself."
         )
+    check_not_async("step_fn", step_fn)
     update = lift(
         step_fn,
         accumulate=options.accumulate,

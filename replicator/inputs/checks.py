@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.number_lists import NUMBER, lists_as_arrays
 from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError, NonFiniteError
@@ -37,68 +38,6 @@ class BatchForm:
     structure: Any
     leaves: dict[str, str]
     examples: int
-
-
-def lists_as_arrays(batch: PyTree, *, name: str, where: str = "") -> PyTree:
-    """Return `batch` with each list, or list of lists, of Python numbers as an array.
-
-    Hugging Face datasets give rows so. A list that holds an array stays a container.
-
-    >>> lists_as_arrays({"ids": [[1, 2], [3, 4]]}, name="batch")["ids"].shape
-    (2, 2)
-
-    Args:
-      batch: Batch of the user.
-      name: Name of the argument that holds it, for errors.
-      where: Its place likewise: "batch 3".
-
-    Raises:
-      BatchError: Lists at one depth differ in length, or an item is None.
-    """
-    if not any(isinstance(leaf, _NUMBER) for leaf in jax.tree.leaves(batch)):
-        return batch  # at once: most batches hold arrays
-
-    def array(path: tuple, node: Any) -> Any:
-        if not _is_list_of_numbers(node):
-            return node
-        found = _unevenness(node)
-        if found is None:
-            return np.asarray(node)
-        raise BatchError(
-            f"`{name}` must hold lists of equal lengths, got {found} for "
-            f"`{leaf_path(path) or 'all'}`{f' ({where})' if where else ''}. Pad them, "
-            "or cut them, to one length."
-        )
-
-    return jax.tree_util.tree_map_with_path(array, batch, is_leaf=_is_list_of_numbers)
-
-
-_NUMBER = (bool, int, float, complex)
-
-
-def _is_list_of_numbers(node: Any) -> bool:
-    """Return whether a list holds numbers, in lists or not, and nothing else."""
-    if type(node) is not list:
-        return False
-    leaves = jax.tree.leaves(node, is_leaf=lambda each: type(each) is not list)
-    numbers = [isinstance(leaf, _NUMBER) for leaf in leaves if leaf is not None]
-    return bool(numbers) and all(numbers)
-
-
-def _unevenness(node: list) -> str | None:
-    """Describe how lists of one depth differ; None if they do not."""
-    while True:
-        if None in node:
-            return "None in the place of a number"
-        lists = [each for each in node if type(each) is list]
-        if not lists:
-            return None
-        if len(lists) < len(node):
-            return "numbers beside lists"
-        lengths = sorted({len(each) for each in lists})
-        if len(lengths) > 1:
-            return f"{lengths[0]} and {lengths[-1]} numbers"
-        node = [number for each in lists for number in each]
 
 
 def numeric_arrays(batch: PyTree, *, where: str) -> PyTree:
@@ -335,7 +274,7 @@ def _canonical_dtype(dtype: Any, has_64_bits: bool) -> np.dtype:
 def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Array:
     # NumPy can read other libraries' arrays (a PyTorch tensor on the host, a pandas
     # column) that have `__array__`.
-    if isinstance(leaf, _NUMBER):
+    if isinstance(leaf, NUMBER):
         leaf = np.asarray(leaf)
     readable = isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
     array = leaf if isinstance(leaf, jax.Array) or not readable else np.asarray(leaf)
@@ -365,6 +304,9 @@ def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Arra
     return array
 
 
+_VERB = {"dataset": "yield"}
+
+
 def check_fits(
     array: np.ndarray | jax.Array, *, path: str, name: str, where: str = ""
 ) -> None:
@@ -388,8 +330,9 @@ def check_fits(
     low, high = int(array.min()), int(array.max())
     if low < limits.min or high > limits.max:
         raise BatchError(
-            f"`{name}` must hold `{path}` within the range of {target}, got values "
-            f"from {low} to {high}{where}. Set `jax_enable_x64`, or use smaller ids."
+            f"`{name}` must {_VERB.get(name, 'hold')} `{path}` within the range of "
+            f"{target}, got values from {low} to {high}{where}. Set `jax_enable_x64`, "
+            "or use smaller ids."
         )
 
 

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from replicator.base.mesh import put, spans_processes
+from replicator.base.number_lists import lists_as_arrays
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
@@ -26,7 +27,6 @@ from replicator.inputs.checks import (
     check_divides,
     check_fits,
     holds_numbers,
-    lists_as_arrays,
 )
 from replicator.inputs.context import BatchLayout, name_of_parts, parts_to_read
 from replicator.inputs.position import Position

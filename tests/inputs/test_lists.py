@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from replicator.base.number_lists import lists_as_arrays
 from replicator.errors import BatchError
-from replicator.inputs.checks import lists_as_arrays, numeric_arrays
+from replicator.inputs.checks import numeric_arrays
 from tests.steps import regression_batch, replicas
 
 

@@ -59,7 +59,7 @@ class Share(NamedTuple):
       met: What it is instead of a sum over examples, and where that began.
       powers: Powers of the numbers of examples and of replicas that multiply it; none
         for a zero.
-      counted: A sum over examples that it is, of this replica or of all.
+      counted: A sum of whole numbers over examples that it follows from.
     """
 
     leaf: str = ""
@@ -81,6 +81,7 @@ _LINEAR = frozenset(
         *("mul", "div", "select_n", "copy_p", "reduce_window_sum", "slice"),
     }
 )
+_PICKS = frozenset({"slice", "dynamic_slice", "gather", "squeeze", "select_n"})
 _PRODUCTS = frozenset({"mul", "div", "dot_general", "conv_general_dilated"})
 
 
@@ -124,7 +125,7 @@ def warn_of_shares(update: Callable[..., PyTree], state: PyTree, batch: PyTree) 
         found = "zeros", next(iter(rules.given.values())).counted or _NOWHERE
     names = named_leaves(reported)
     for (path, _), mark in zip(names, after[len(after) - len(names) :], strict=True):
-        if mark.counted and mark.powers == {(0, 0)} and not mark.met:
+        if mark.counted and mark.powers == {(1, 0)} and not mark.met:
             found = found or (f"metric {path}", mark.counted)
     if found is not None:
         what, origin = found
@@ -174,7 +175,7 @@ def _fault(mark: Share) -> tuple[str, Origin] | None:
         return "summed", mark.pooled.origin
     if replicas < 0:
         return "replicas", mark.pooled.origin
-    return ("sum", mark.pooled.origin) if examples == 0 else None
+    return ("sum", mark.pooled.origin) if examples > 0 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +207,9 @@ class ShareRules(dataflow.Rules[Share]):
 
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[Share]) -> list[Share] | None:
         """Return the marks of the results of `eqn`."""
-        name, mark = eqn.primitive.name, self.join(marks)
+        name = eqn.primitive.name
+        marks = marks[1:] if name == "select_n" else marks  # a choice is no summand
+        mark = self.join(marks)
         if name == GIVEN_GRADIENT:
             if len(marks) == 1:
                 self.given[eqn.outvars[0]] = marks[0]
@@ -264,14 +267,17 @@ class ShareRules(dataflow.Rules[Share]):
             return mark._replace(met=("pairs", origin._replace(what=f"{shapes}")))
         if after or not before:
             return mark
+        if eqn.primitive.name in _PICKS:
+            return mark
+        more = frozenset((min(n + 1, 3), r) for n, r in mark.powers)
+        mark = mark._replace(powers=more)
         if not mark.leaf:
-            powers = frozenset((n + 1, r) for n, r in mark.powers if abs(n) < 3)
-            return mark._replace(powers=powers) if not mark.pooled else mark
+            return mark
         if self._is_of_norm(eqn):
             return _NOTHING
-        mark = mark._replace(pooled=mark.pooled or Pooled(origin, mark.gradient))
-        linear = eqn.primitive.name in ("reduce_sum", "dot_general")
-        return mark._replace(counted=mark.counted or origin) if linear else mark
+        if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+            mark = mark._replace(counted=mark.counted or origin)
+        return mark._replace(pooled=mark.pooled or Pooled(origin, mark.gradient))
 
     def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
         return MeetingRules(outer=self.outer).is_of_norm(eqn)

@@ -6,8 +6,7 @@ reduced in float32 and takes twice its bytes.
 
 Under accumulation the step runs once per microbatch with the optimizer's state
 `Collecting` (gradients add up, updates are zero), then once more with the sums
-`Collected` (they are reduced and the inner transformation runs). The structure of the
-state decides between the two: no flag, and no buffer at one microbatch.
+`Collected` (they are reduced and the inner transformation runs): its structure decides.
 """
 
 import dataclasses
@@ -147,8 +146,7 @@ def wrap_optimizer(
         axis_name=axis_name,
     )
     # Any: optax types states and updates more narrowly than it treats them.
-    init: Any = wrapped.init
-    update: Any = wrapped.update
+    init, update = cast("Any", (wrapped.init, wrapped.update))
     return optax.GradientTransformationExtraArgs(init, update)
 
 
@@ -212,8 +210,7 @@ class _Wrapped:
         given = checked_given(grads, weight, count)
         one = one_of(grads)
         self._check_shapes(one, state, params, extra)
-        own = isinstance(state.pending, OwnSums)
-        if extra.get("value") is not None and not own:
+        if extra.get("value") is not None and not isinstance(state.pending, OwnSums):
             given = with_value(given, extra["value"])
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
@@ -230,21 +227,18 @@ class _Wrapped:
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=given.grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = _shown(given.grads, reduced, sums.show)
-                updates, after = _tie((updates, _show(after, sums, shown)), sums.count)
-                note_update(state, params, updates)
-                return updates, after
+                after = _show(after, sums, _shown(given.grads, reduced, sums.show))
+                updates, after = _tie((updates, after), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
             case Show() as asked:
                 asked.given.calls.append(None)
                 updates, after, reduced = finish(self._mean_of(given), state)
-                note_update(state, params, updates)
-                return updates, _show(after, asked, _shown(None, reduced, asked.show))
+                after = _show(after, asked, _shown(None, reduced, asked.show))
             case _:
                 updates, after, _ = finish(self._mean_of(given), state)
-                note_update(state, params, updates)
-                return updates, after
+        note_update(state, params, updates)
+        return updates, after
 
     def _check_shapes(self, grads, state, params, extra) -> None:
         """Refuse gradients of single examples, by the shapes of parameters or updates.
