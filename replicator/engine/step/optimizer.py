@@ -145,9 +145,8 @@ def wrap_optimizer(
         reduction=reduction,
         axis_name=axis_name,
     )
-    # Any: optax types states and updates more narrowly than it treats them.
-    init, update = cast("Any", (wrapped.init, wrapped.update))
-    return optax.GradientTransformationExtraArgs(init, update)
+    typed: Any = wrapped  # optax types states and updates narrower than it treats them
+    return optax.GradientTransformationExtraArgs(typed.init, typed.update)
 
 
 def _check_transformation(tx: optax.GradientTransformation) -> None:

@@ -84,7 +84,7 @@ def test_accelerators_are_not_missed_by_who_chose_the_cpu(monkeypatch):
     [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue", "cuda12"),
         (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06",
+            "NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06",
             "cuda13",
         ),
         ("", "cuda12"),
