@@ -6,6 +6,7 @@ After a change here, `python -m tests.test_errors` writes the document anew.
 import concurrent.futures
 import dataclasses
 import faulthandler
+import itertools
 import json
 import pathlib
 import re
@@ -56,6 +57,7 @@ from replicator.writers import Multi
 from tests.cut_wrongly import BATCH, centred, step_from
 from tests.cut_wrongly import init_fn as init_cut
 from tests.steps import (
+    adam,
     apply,
     errors,
     gan_trainer,
@@ -119,6 +121,40 @@ def turns_of(**options):
     in_session(use, **options)
 
 
+def compiled_trainer(optimizer):
+    """Train by a step that was compiled before."""
+    init_fn, step_fn = trainer(optimizer)
+    return init_fn, replicas(8).compile(step_fn)
+
+
+def forgetful_trainer(kept):
+    """Train, and return a part of the state as it came."""
+
+    def make(_):
+        optimizer = replicas(8).wrap_optimizer(adam())
+        init_fn, step_fn = trainer(optimizer)
+
+        def forgets(state, batch):
+            after, metrics = step_fn(state, batch)
+            return after | {kept: state[kept]}, metrics
+
+        return init_fn, forgets
+
+    return make
+
+
+def lossy_trainer(optimizer):
+    """Update by the loss."""
+    init_fn, _ = trainer(optimizer)
+
+    def step_fn(state, batch):
+        loss, _ = jax.value_and_grad(mlp_loss)(state["params"], batch)
+        optimizer.update(loss, state["opt"], state["params"])
+        return state, {}
+
+    return init_fn, step_fn
+
+
 LATE = []
 
 
@@ -165,10 +201,10 @@ def decayed(state, batch):
         return state | {"a": state["a"] * state["decay"]}, {}
 
 
-def step_on(step_fn, state):
+def step_on(step_fn, state, batch=None):
     """Call `step_fn` once on eight replicas."""
     return replicas(8).compile(step_fn)(
-        jax.tree.map(jnp.asarray, state), regression_batch()
+        jax.tree.map(jnp.asarray, state), regression_batch() if batch is None else batch
     )
 
 
@@ -930,6 +966,57 @@ ROWS = [
         "returns the first state, which `step_fn` gets and returns:\n"
         "    def init_fn(key):\n"
         '        return {"params": init_params(key), "opt": optimizer.init(...)}',
+    ),
+    Row(
+        "An endless dataset for one pass",
+        lambda: run(itertools.cycle([regression_batch()]), steps=None),
+        ArgumentError,
+        "`dataset` must end where no `steps` are given, got `itertools.cycle`, which "
+        "is endless. Pass `steps`, or one pass of the data.",
+    ),
+    Row(
+        "Rows of different lengths",
+        lambda: run([regression_batch() | {"ids": [[1, 2, 3], [4, 5]] * 8}]),
+        BatchError,
+        "`dataset` must hold lists of equal lengths, got 2 and 3 numbers for `ids` "
+        "(batch 0). Pad them, or cut them, to one length.",
+    ),
+    Row(
+        "Ids beyond 32 bits in a loop of one's own",
+        lambda: step_on(
+            plain_step, {"a": 1.0}, regression_batch() | {"id": np.arange(16) + 2**40}
+        ),
+        BatchError,
+        "`batch` must hold `id` within the range of int32, got values from "
+        "1099511627776 to 1099511627791. Set `jax_enable_x64`, or use smaller ids.",
+    ),
+    Row(
+        "A compiled step in the place of a step",
+        lambda: run([regression_batch()], make=compiled_trainer),
+        ArgumentError,
+        "`step_fn` must be the step of one replica, got one that is compiled. Pass the "
+        "function itself.",
+    ),
+    Row(
+        "Parameters that are returned without their update",
+        lambda: run([regression_batch()], make=forgetful_trainer("params")),
+        StateError,
+        "`step_fn` must return `params/b1` with its update, got it as it came. Return "
+        "`optax.apply_updates(params, updates)` in its place.",
+    ),
+    Row(
+        "An optimizer's state that is returned as it was",
+        lambda: run([regression_batch()], make=forgetful_trainer("opt")),
+        StateError,
+        "`step_fn` must return the new state of its optimizer, got `opt` as it came. "
+        "Return `opt` of `updates, opt = optimizer.update(...)` there.",
+    ),
+    Row(
+        "The loss in the place of its gradients",
+        lambda: run([regression_batch()], make=lossy_trainer),
+        ArgumentError,
+        "`grads` must be a tree like the parameters, got float32[]. Pass the result of "
+        "`jax.grad`, or the second one of `jax.value_and_grad`.",
     ),
     Row(
         "Two first states for a run",
@@ -2275,7 +2362,7 @@ def test_bad_input_is_refused_in_full_words(row):
 def test_a_message_names_its_subject_and_one_remedy(row):
     assert re.search(r"`[^`]+`", row.message)
     assert ", got " in row.message or row.kind is ReplicationError
-    assert row.message.endswith(".")
+    assert row.message.endswith((".", "}"))  # a sentence, or lines of code
 
 
 def test_the_document_is_this_table():
@@ -2298,6 +2385,12 @@ def document():
         "rule, the value found and a remedy. Each class also inherits the builtin in",
         "brackets. Paths in messages are examples. `tests/test_errors.py` holds this",
         "table to what the library says; `python -m tests.test_errors` writes it.",
+        "",
+        "A traceback shows the frames of your program alone, yours last, whatever",
+        "the library and JAX did between them; so do the causes, and the members of",
+        "groups. `REPLICATOR_TRACEBACK=full` shows all frames,",
+        "`JAX_TRACEBACK_FILTERING=off` those of JAX; the bundle of a run that failed",
+        "keeps all.",
         "",
         "| Bad input | Error | Message |",
         "|---|---|---|",

@@ -3,9 +3,8 @@
 Design law 1. At equal parameters the gradient of a fixed global batch is the same on 1,
 2, 4 and 8 replicas and at any accumulation, up to rounding; and in float64 whole
 trajectories are, leaf by leaf. Parameters in float32 are not compared: a bias before a
-batch norm has gradient zero, only rounding moves it, and no two device counts round
-alike. State that reads the batch moves at every microbatch, so it is compared with one
-replica's at the same accumulation.
+batch norm has gradient zero, and rounding alone moves it. State that reads the batch
+moves at every microbatch: it is compared with one replica's at the same accumulation.
 """
 
 import dataclasses
