@@ -33,7 +33,7 @@ from replicator.engine.analysis.source_lines import (
     user_stacklevel,
 )
 
-EXAMPLES, REPLICAS = 211, 223
+EXAMPLES, REPLICAS = 47, 53  # few axes have such a length, few numbers are multiples
 MOST_EQUATIONS = 3000
 
 
@@ -106,7 +106,9 @@ def warn_of_shares(update: Callable[..., PyTree], state: PyTree, batch: PyTree) 
     def many(leaf: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((EXAMPLES, *leaf.shape[1:]), leaf.dtype)
 
-    rows = jax.tree.leaves(batch)[0].shape[0]
+    shapes = [leaf.shape for leaf in jax.tree.leaves((state, batch))]
+    if any(size and size % EXAMPLES == 0 for shape in shapes for size in shape):
+        return
     trace = jax.make_jaxpr(
         lambda *given: update(*given, None),
         axis_env=[(REPLICA_AXIS, REPLICAS)],
@@ -118,7 +120,7 @@ def warn_of_shares(update: Callable[..., PyTree], state: PyTree, batch: PyTree) 
         return  # not for any number of examples
     marks = [Share(params=True)] * len(jax.tree.leaves(state))
     marks += [Share(leaf=path or "batch") for path, _ in named_leaves(batch)]
-    rules = ShareRules()
+    rules = ShareRules(rows=jax.tree.leaves(batch)[0].shape[0])
     after = dataflow.flow(traced.jaxpr, marks, rules)
     found = next(filter(None, map(_fault, rules.given.values())), None)
     if rules.given and all(not each.powers for each in rules.given.values()):
@@ -129,7 +131,7 @@ def warn_of_shares(update: Callable[..., PyTree], state: PyTree, batch: PyTree) 
             found = found or (f"metric {path}", mark.counted)
     if found is not None:
         what, origin = found
-        where = f"`{origin.what}` at {origin.where}".replace(str(EXAMPLES), str(rows))
+        where = f"`{origin.what}` at {origin.where}"
         warnings.warn(
             f"{_WORDS[what.partition(' ')[0]].format(where, what.partition(' ')[2])}",
             ExampleMeanWarning,
@@ -183,6 +185,7 @@ class ShareRules(dataflow.Rules[Share]):
     """Rules to follow examples into the gradients that optimizers are given.
 
     Attributes:
+      rows: Number of examples of a replica, for messages.
       given: Mark of each such gradient without a count.
       outer: Calls and loops that hold these equations.
     """
@@ -194,6 +197,7 @@ class ShareRules(dataflow.Rules[Share]):
         powers = None if jnp.ndim(atom.val) else _powers_of(float(atom.val))
         return _NOTHING if powers is None else Share(powers=powers)
 
+    rows: int
     given: dict[Any, Share] = dataclasses.field(default_factory=dict)
     outer: tuple[core.JaxprEqn, ...] = ()
 
@@ -263,7 +267,7 @@ class ShareRules(dataflow.Rules[Share]):
         before = max((_axes(atom) for atom in eqn.invars), default=0)
         after = _axes(eqn.outvars[0])
         if mark.leaf and after > max(before, 1) and not mark.met:
-            shapes = " and ".join(map(_described, eqn.invars))
+            shapes = " and ".join(_described(each, self.rows) for each in eqn.invars)
             return mark._replace(met=("pairs", origin._replace(what=f"{shapes}")))
         if after or not before:
             return mark
@@ -275,7 +279,8 @@ class ShareRules(dataflow.Rules[Share]):
             return mark
         if self._is_of_norm(eqn):
             return _NOTHING
-        if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+        dtype = getattr(eqn.outvars[0].aval, "dtype", None)
+        if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
             mark = mark._replace(counted=mark.counted or origin)
         return mark._replace(pooled=mark.pooled or Pooled(origin, mark.gradient))
 
@@ -329,6 +334,7 @@ def _axes(atom: core.Var | core.Literal) -> int:
     return sum(size > 0 and size % EXAMPLES == 0 for size in dataflow.shape_of(atom))
 
 
-def _described(atom: core.Var | core.Literal) -> str:
-    shape = ",".join(map(str, dataflow.shape_of(atom)))
+def _described(atom: core.Var | core.Literal, rows: int) -> str:
+    sizes = (rows if n == EXAMPLES else n for n in dataflow.shape_of(atom))
+    shape = ",".join(map(str, sizes))
     return f"{getattr(atom.aval, 'dtype', '')}[{shape}]"
