@@ -9,10 +9,12 @@ import lazy_loader
 
 from replicator.base.host.fake_devices import fake_devices as fake_devices
 from replicator.base.host.fake_devices import obey_environment
+from replicator.base.tracebacks import short_traceback
 from replicator.base.version import __version__ as __version__
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 # The one effect of this import, and only where the environment asks for it: set later,
 # it would come after a script's first array, and fail.
-obey_environment()
+with short_traceback:
+    obey_environment()

@@ -27,6 +27,7 @@ from .collectives.context.step_number import step_number
 from .collectives.map_gather import map_gather, map_reduce
 from .collectives.permute import permute
 from .collectives.reduce_scatter import reduce_scatter
+from .engine.analysis.example_means import ExampleMeanWarning
 from .engine.analysis.meeting import MicrobatchCollectiveWarning
 from .engine.analysis.shared_noise import SharedRandomKeyWarning
 from .engine.compiled_step import CompiledStep, RecompilationWarning
@@ -48,6 +49,7 @@ __all__ = [
     "Concat",
     "DynamicLossScale",
     "Evaluation",
+    "ExampleMeanWarning",
     "InputContext",
     "InputOptions",
     "LocalSum",

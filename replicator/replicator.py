@@ -17,6 +17,11 @@ from jax.sharding import Mesh
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
+from replicator.base.tracebacks import (
+    check_environment,
+    short_traceback,
+    short_tracebacks,
+)
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
 from replicator.distributed import same_everywhere
@@ -61,6 +66,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@short_tracebacks
 class Replicator:
     """Run what one replica does on many devices.
 
@@ -97,6 +103,7 @@ class Replicator:
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,
     ) -> None:
+        check_environment()
         optimizers.check_reduction(reduction)
         check_flags(compilation_cache=compilation_cache)
         require_joined()
@@ -334,7 +341,7 @@ class Replicator:
         *,
         init_fn: InitFn | None = None,
         init_state: PyTree = None,
-        steps: int | None,
+        steps: int | None = None,
         seed: int = 0,
         accumulate: int = 1,
         auto_microbatch: bool = False,
@@ -381,7 +388,7 @@ class Replicator:
             replicas and in all microbatches.
           dataset: An iterable of global batches, or `input_fn(context)`. An iterable
             that can be read again is, until all steps are done.
-          steps: Updates to make; None runs until the dataset ends.
+          steps: Updates to make; None makes one pass over the dataset.
           init_fn: `init_fn(key)` returns the first state.
           init_state: First state, as `put` takes it, instead of an `init_fn`.
           seed: Seed of the keys of `init_fn` and `step_fn`.
@@ -451,7 +458,7 @@ class Replicator:
         *,
         init_fn: InitFn | None = None,
         init_state: PyTree = None,
-        steps: int | None,
+        steps: int | None = None,
         seed: int = 0,
         accumulate: int = 1,
         auto_microbatch: bool = False,
@@ -665,6 +672,7 @@ def _on_all_devices(
 ) -> Callable[P, R]:
     """Return a method of `Replicator` as a function on all devices."""
 
+    @short_traceback
     @functools.wraps(method)
     def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:
         return method(Replicator(), *args, **arguments)

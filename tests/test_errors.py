@@ -7,6 +7,7 @@ tests.test_errors` writes the document anew.
 import concurrent.futures
 import dataclasses
 import faulthandler
+import itertools
 import json
 import os
 import pathlib
@@ -59,6 +60,7 @@ from replicator.writers import Multi
 from tests.cut_wrongly import BATCH, centred, step_from
 from tests.cut_wrongly import init_fn as init_cut
 from tests.steps import (
+    adam,
     apply,
     errors,
     gan_trainer,
@@ -143,6 +145,40 @@ def turns_of(**options):
     in_session(use, **options)
 
 
+def compiled_trainer(optimizer):
+    """Train by a step that was compiled before."""
+    init_fn, step_fn = trainer(optimizer)
+    return init_fn, replicas(8).compile(step_fn)
+
+
+def forgetful_trainer(kept):
+    """Train, and return a part of the state as it came."""
+
+    def make(_):
+        optimizer = replicas(8).wrap_optimizer(adam())
+        init_fn, step_fn = trainer(optimizer)
+
+        def forgets(state, batch):
+            after, metrics = step_fn(state, batch)
+            return after | {kept: state[kept]}, metrics
+
+        return init_fn, forgets
+
+    return make
+
+
+def lossy_trainer(optimizer):
+    """Update by the loss."""
+    init_fn, _ = trainer(optimizer)
+
+    def step_fn(state, batch):
+        loss, _ = jax.value_and_grad(mlp_loss)(state["params"], batch)
+        optimizer.update(loss, state["opt"], state["params"])
+        return state, {}
+
+    return init_fn, step_fn
+
+
 LATE = []
 
 
@@ -189,10 +225,10 @@ def decayed(state, batch):
         return state | {"a": state["a"] * state["decay"]}, {}
 
 
-def step_on(step_fn, state):
+def step_on(step_fn, state, batch=None):
     """Call `step_fn` once on eight replicas."""
     return replicas(8).compile(step_fn)(
-        jax.tree.map(jnp.asarray, state), regression_batch()
+        jax.tree.map(jnp.asarray, state), regression_batch() if batch is None else batch
     )
 
 
@@ -865,7 +901,7 @@ ROWS = [
         "Gradients that are not reduced, in a run",
         lambda: run([regression_batch()], make=unwrapped),
         ReplicationError,
-        "`user/params/b1` may differ between replicas: it was computed from the batch "
+        "`params/b1` may differ between replicas: it was computed from the batch "
         "at "
         "train.py:12 in apply (`add`) and not reduced. So may 2 more. Reduce gradients "
         "with `rep.wrap_optimizer`, other values with `replicator.all_reduce`; declare "
@@ -950,8 +986,61 @@ ROWS = [
         "No first state for a run",
         lambda: replicas(8).run(plain_step, [regression_batch()], steps=1),
         ArgumentError,
-        "One of `init_fn` and `init_state` must be given, got neither. Pass `init_fn`, "
-        "or a state to go on from.",
+        "`init_fn` must be given, or `init_state`, got neither. Pass the function that "
+        "returns the first state, which `step_fn` gets and returns:\n"
+        "    def init_fn(key):\n"
+        '        return {"params": init_params(key), "opt": optimizer.init(...)}',
+    ),
+    Row(
+        "An endless dataset for one pass",
+        lambda: run(itertools.cycle([regression_batch()]), steps=None),
+        ArgumentError,
+        "`dataset` must end where no `steps` are given, got `itertools.cycle`, which "
+        "is endless. Pass `steps`, or one pass of the data.",
+    ),
+    Row(
+        "Rows of different lengths",
+        lambda: run([regression_batch() | {"ids": [[1, 2, 3], [4, 5]] * 8}]),
+        BatchError,
+        "`dataset` must hold lists of equal lengths, got 2 and 3 numbers for `ids` "
+        "(batch 0). Pad them, or cut them, to one length.",
+    ),
+    Row(
+        "Ids beyond 32 bits in a loop of one's own",
+        lambda: step_on(
+            plain_step, {"a": 1.0}, regression_batch() | {"id": np.arange(16) + 2**40}
+        ),
+        BatchError,
+        "`batch` must hold `id` within the range of int32, got values from "
+        "1099511627776 to 1099511627791. Set `jax_enable_x64`, or use smaller ids.",
+    ),
+    Row(
+        "A compiled step in the place of a step",
+        lambda: run([regression_batch()], make=compiled_trainer),
+        ArgumentError,
+        "`step_fn` must be the step of one replica, got one that is compiled. Pass the "
+        "function itself.",
+    ),
+    Row(
+        "Parameters that are returned without their update",
+        lambda: run([regression_batch()], make=forgetful_trainer("params")),
+        StateError,
+        "`step_fn` must return `params/b1` with its update, got it as it came. Return "
+        "`optax.apply_updates(params, updates)` in its place.",
+    ),
+    Row(
+        "An optimizer's state that is returned as it was",
+        lambda: run([regression_batch()], make=forgetful_trainer("opt")),
+        StateError,
+        "`step_fn` must return the new state of its optimizer, got `opt` as it came. "
+        "Return `opt` of `updates, opt = optimizer.update(...)` there.",
+    ),
+    Row(
+        "The loss in the place of its gradients",
+        lambda: run([regression_batch()], make=lossy_trainer),
+        ArgumentError,
+        "`grads` must be a tree like the parameters, got float32[]. Pass the result of "
+        "`jax.grad`, or the second one of `jax.value_and_grad`.",
     ),
     Row(
         "Two first states for a run",
@@ -1198,7 +1287,7 @@ ROWS = [
         "A launched process that joined no group",
         launched_alone,
         DistributedError,
-        "The group must be joined by each process that `replicator launch` starts, "
+        "The group must be joined by each process that is named to be of it, "
         "got one of 2 that is alone. Call `replicator.distributed.initialize()` at "
         "the top of the script.",
     ),
@@ -2321,7 +2410,7 @@ def test_bad_input_is_refused_in_full_words(row, monkeypatch):
 def test_a_message_names_its_subject_and_one_remedy(row):
     assert re.search(r"`[^`]+`", row.message)
     assert ", got " in row.message or row.kind is ReplicationError
-    assert row.message.endswith(".")
+    assert row.message.endswith((".", "}"))  # a sentence, or lines of code
 
 
 def test_the_document_is_this_table():
@@ -2346,6 +2435,12 @@ def document(places):
         "messages are examples. All classes:",
         "[`replicator.errors`](api/replicator.errors.md). `tests/test_errors.py` holds",
         "this page to what the library says; `python -m tests.test_errors` writes it.",
+        "",
+        "A traceback shows the frames of your program alone, yours last, whatever",
+        "the library and JAX did between them; so do the causes, and the members of",
+        "groups. `REPLICATOR_TRACEBACK=full` shows all frames,",
+        "`JAX_TRACEBACK_FILTERING=off` those of JAX; the bundle of a run that failed",
+        "keeps all.",
     ]
     for heading in dict.fromkeys(PLACES.values()):
         rows = [row for row in ROWS if places[row.name] == heading]

@@ -45,7 +45,7 @@ def replica_mesh(
     ('replica',)
     """
     if devices is None:
-        devices = sorted(jax.devices(), key=lambda device: device.process_index)
+        devices = sorted(_jax_devices(), key=lambda device: device.process_index)
     found = listed_devices(devices)
     if num_replicas is not None:
         check_whole("num_replicas", num_replicas)
@@ -64,6 +64,18 @@ def replica_mesh(
             "devices, or start fewer processes."
         )
     return mesh
+
+
+def _jax_devices() -> list[Device]:
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as failure:
+        wanted = getattr(jax.config, "jax_platforms", None)
+        why = str(failure).partition("\n")[0].partition(" (")[0] or "JAX has none"
+        raise ArgumentError(
+            f"`JAX_PLATFORMS` must name devices that are there, got {wanted!r}: {why}. "
+            "Install what they need (`replicator doctor` names it), or unset it."
+        ) from None
 
 
 def partition_mesh(sizes: Mapping[str, int], devices: Sequence[Device]) -> Mesh:
@@ -94,9 +106,11 @@ def listed_devices(devices: Any) -> list[Device]:
     found = list(devices) if isinstance(devices, Iterable) else []
     if not found or not all(hasattr(each, "process_index") for each in found):
         count = devices if isinstance(devices, int) and devices > 0 else 1
+        those = repr(devices) if isinstance(devices, str) else ""
+        few = "" if those else f"[:{count}]"
         raise ArgumentError(
             f"`devices` must be a list of JAX's devices, got {devices!r}. Pass those "
-            f"that you mean: `jax.devices()[:{count}]`."
+            f"that you mean: `jax.devices({those}){few}`."
         )
     if twice := next((each for n, each in enumerate(found) if each in found[:n]), None):
         raise ArgumentError(

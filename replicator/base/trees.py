@@ -106,6 +106,11 @@ def _other_container(expected: PyTree, found: PyTree, path: tuple = ()) -> str |
         )
         for tree in (expected, found)
     )
+    if one != other and isinstance(expected, dict) and isinstance(found, dict):
+        below = "/".join(filter(None, [leaf_path(path), ""]))
+        for key in expected.keys() ^ found.keys():
+            how = "missing" if key in expected else "new"
+            return f"`{below}{key}` is {how}"
     if one != other:
         return f"`{leaf_path(path) or 'all'}` is {other} instead of {one}"
     below = (

@@ -89,7 +89,11 @@ def jax_findings(
 ) -> list[Finding]:
     """Start JAX in a process of its own, and judge what it saw."""
     found = _probed(timeout_s)
-    devices = judge.check_devices(found, accelerators=measure.accelerators())
+    devices = judge.check_devices(
+        found,
+        accelerators=measure.accelerators(),
+        installed=measure.installed_versions(),
+    )
     if isinstance(found, str):
         return [devices]
     return [

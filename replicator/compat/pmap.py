@@ -25,6 +25,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from replicator.base.mesh import listed_devices
+from replicator.base.tracebacks import short_traceback, short_tracebacks
 from replicator.base.types import Device, PyTree
 from replicator.compat import layout
 from replicator.compat.axes import (
@@ -42,6 +43,7 @@ from replicator.errors import ArgumentError
 _ANONYMOUS = "pmap_axis"
 
 
+@short_traceback
 def pmap(
     fn: Callable[..., PyTree],
     axis_name: Any = None,
@@ -111,11 +113,12 @@ def pmap(
     )
 
     # A plain function: as a method it is bound to its object.
+    @short_traceback
     @functools.wraps(fn)
     def pmapped(*args: Any, **kwargs: Any) -> PyTree:
         return mapped.call(args, kwargs)
 
-    pmapped.lower = mapped.lower  # type: ignore[attr-defined]
+    pmapped.lower = short_traceback(mapped.lower)  # type: ignore[attr-defined]
     return pmapped
 
 
@@ -325,6 +328,7 @@ class _Mapped:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
 
+@short_tracebacks
 @dataclasses.dataclass(eq=False)
 class _Stage:
     """A lowered or compiled program of JAX, called as the mapped function is."""

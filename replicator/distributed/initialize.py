@@ -6,6 +6,7 @@ import time
 
 import jax
 
+from replicator.base.tracebacks import short_traceback
 from replicator.distributed.clusters import (
     Cluster,
     check_address,
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 _joined: Cluster | None = None
 
 
+@short_traceback
 def initialize(
     coordinator: str | None = None,
     num_processes: int | None = None,

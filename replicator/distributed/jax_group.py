@@ -43,18 +43,25 @@ def require_joined() -> None:
     """Check that this process is in the group, if any, that it was started for.
 
     Raises:
-      DistributedError: `replicator launch` started it as one of several, and it has not
-        joined them: each of them would do the whole work.
+      DistributedError: `replicator launch`, or the environment, made it one of several,
+        and it has not joined them: each of them would do the whole work.
       TooLateError: As in `accept_jax_group`.
     """
     count = os.environ.get("REPLICATOR_NUM_PROCESSES", "1")
-    if os.environ.get(VARIABLE) and count != "1" and coordination.process_count() == 1:
+    # Set by `replicator launch`, or all of them by hand.
+    is_named = os.environ.get(VARIABLE) or all(map(os.environ.get, _OF_A_MEMBER))
+    if is_named and count != "1" and coordination.process_count() == 1:
         raise DistributedError(
-            "The group must be joined by each process that `replicator launch` starts, "
-            f"got one of {count} that is alone. Call "
+            "The group must be joined by each process that is named to be of it, got "
+            f"one of {count} that is alone. Call "
             "`replicator.distributed.initialize()` at the top of the script."
         )
     accept_jax_group()
+
+
+_OF_A_MEMBER = (
+    *("REPLICATOR_COORDINATOR", "REPLICATOR_NUM_PROCESSES", "REPLICATOR_PROCESS_ID"),
+)
 
 
 def accept_jax_group() -> Cluster | None:

@@ -13,7 +13,7 @@ from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.layout import Layout
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.optimizer_state import optimizer_states
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, StateError
 from replicator.inputs.placement import batch_axis
 
 
@@ -39,12 +39,19 @@ def trace_checked(
     Raises:
       ArgumentError: Optimizers of the state do not fit each other or the replicator, or
         the step has collectives of its own where the order of sums is fixed.
+      StateError: The step uses a value of another trace.
       ReplicatorError: The layout's engine would run the step wrongly.
     """
     _check_optimizers(state, options)
     with other_meshes_refused("step_fn"):
         traced = program.trace(FlatTree.of(state), batch, key)
     jaxpr = traced.jaxpr.jaxpr
+    if len(jaxpr.invars) > len(jax.tree.leaves((state, batch, key))):
+        raise StateError(
+            "`step_fn` must compute with its arguments alone, got a value that another "
+            "trace of a step left outside: in a list, an object or a global name. "
+            "Return it among the state or the metrics."
+        )
     if options.reduction == "ordered":
         refuse_other_collectives(jaxpr)
     axis = batch_axis(options.accumulate, options.steps_per_call)

@@ -19,9 +19,11 @@ from replicator.base.flat_tree import FlatTree
 from replicator.base.host.clock import Clock
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
 from replicator.engine import memory
+from replicator.engine.analysis.example_means import is_short
 from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.padding import refuse_padding, without_mask
 from replicator.engine.analysis.source_lines import user_stacklevel
@@ -81,6 +83,7 @@ class _CachedProgram:
     key: str = ""
 
 
+@short_tracebacks
 class CompiledStep:
     """A step on all replicas: `state, metrics = step(state, batch[, key])`.
 
@@ -96,8 +99,10 @@ class CompiledStep:
         phases: CompilePhases | None = None,
         *,
         first_updates: FirstUpdates | None = None,
+        examine: Callable[[PyTree, PyTree], None] | None = None,
     ) -> None:
         self._layout = layout
+        self._examine = examine
         self._first_updates = first_updates
         self._options = options
         # Without phases no time is noted, and all times are 0.
@@ -261,6 +266,11 @@ class CompiledStep:
         self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
     ) -> Inspection:
         """Report collectives, memory and arithmetic; see `Replicator.inspect`."""
+        if state is not None and batch is None:
+            raise ArgumentError(
+                "`batch` must be given to inspect a step with a state, got None. Pass "
+                "a global batch, or `jax.ShapeDtypeStruct`s."
+            )
         if state is not None or batch is not None:
             check_keys(key, self._options.steps_per_call)
             shapes = state_shapes(state, self._layout, name="state")
@@ -323,6 +333,8 @@ class CompiledStep:
             _warn_of_change(self._newest, given)
         with collection_paused():
             traced = self._trace(state, batch, key)
+            if self._examine is not None and is_short(traced.jaxpr.jaxpr):
+                self._examine(given["state"], given["batch"])
             self._newest = given
             lowered = _lowered(traced)
         self._layout.processes.require_same_program(

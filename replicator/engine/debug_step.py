@@ -11,8 +11,10 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
+from replicator.base.number_lists import lists_as_arrays
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import named_leaves
 from replicator.base.types import Key, PyTree
 from replicator.engine.require_eager import in_no_mesh
@@ -21,6 +23,7 @@ from replicator.errors import ArgumentError
 from replicator.inputs.placement import Placed
 
 
+@short_tracebacks
 class DebugStep:
     """An eager step: `state, metrics = step(state, batch[, key])`.
 
@@ -52,7 +55,11 @@ class DebugStep:
         """
         _refuse_per_replica(state)
         placed = isinstance(batch, Placed)
-        value = jax.tree.map(self._join, batch.value) if placed else batch
+        value = (
+            jax.tree.map(self._join, batch.value)
+            if placed
+            else lists_as_arrays(batch, name="batch")
+        )
         # Off the mesh: one replica sees plain arrays.
         given = unpadded(jax.device_get((state, value, key)))
         plain = jax.tree.map(jnp.asarray, given)

@@ -1,10 +1,14 @@
 """Choose the engine of a strategy, and lift a step onto its layout."""
 
 import dataclasses
+import functools
 
+import jax
 from jax.sharding import Mesh
 
-from replicator.base.types import StepFn
+from replicator.base.per_replica import take_own
+from replicator.base.types import PyTree, StepFn
+from replicator.engine.analysis.example_means import warn_of_shares
 from replicator.engine.compiled_step import CompiledStep, CompilePhases
 from replicator.engine.debug_step import DebugStep
 from replicator.engine.first_update.check import FirstUpdateCheck, FirstUpdates
@@ -12,6 +16,7 @@ from replicator.engine.layout import Layout, ProcessGroup
 from replicator.engine.partitioned import PartitionedLayout, refuse_own_sums
 from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.sharded_step import CompileOptions
+from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.optimizer_state import Reduction
 from replicator.engine.step.skipping import skip_bad_updates
 from replicator.engine.step.transforms import (
@@ -20,7 +25,8 @@ from replicator.engine.step.transforms import (
     repeat_steps,
     report_norms,
 )
-from replicator.errors import ArgumentError, check_kind, takes
+from replicator.errors import ArgumentError, check_kind, check_not_async, takes
+from replicator.inputs.placement import batch_axis
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 
@@ -52,6 +58,11 @@ def make_layout(
                 "`strategy` must be a `Strategy`, or take (variables, devices), got "
                 f"the function {name}. Call it: `{name}(...)`."
             )
+    elif isinstance(strategy, str):
+        raise ArgumentError(
+            f"`strategy` must be a `Strategy`, got {strategy!r}. Pass "
+            "`strategies.fsdp()`, or what another function there returns."
+        )
     else:
         check_kind("strategy", strategy, Strategy)
         if strategy is None or strategy.kind == "replicates":
@@ -99,6 +110,12 @@ def compiled_step(
       check: Options of the check of its first updates, if the layout partitions; None
         for no check.
     """
+    if isinstance(step_fn, CompiledStep | DebugStep):
+        raise ArgumentError(
+            "`step_fn` must be the step of one replica, got one that is compiled. Pass "
+            "the function itself."
+        )
+    check_not_async("step_fn", step_fn)
     update = lift(
         step_fn,
         accumulate=options.accumulate,
@@ -124,7 +141,38 @@ def compiled_step(
         )
     if options.steps_per_call > 1:
         update = repeat_steps(update)
-    return CompiledStep(update, layout, options, phases, first_updates=first_updates)
+    examine = None
+    if counted and isinstance(layout, ReplicatedLayout) and layout.num_replicas > 1:
+        examine = functools.partial(
+            _examine, count_steps(lift(step_fn)), layout, options
+        )
+    return CompiledStep(
+        update,
+        layout,
+        options,
+        phases,
+        first_updates=first_updates,
+        examine=examine,
+    )
+
+
+def _examine(
+    update: KeyedStep,
+    layout: Layout,
+    options: CompileOptions,
+    state: PyTree,
+    batch: PyTree,
+) -> None:
+    """Look whether gradients are means over examples, before a run compiles a step."""
+    axis = batch_axis(options.accumulate, options.steps_per_call)
+    replicas = layout.num_replicas
+
+    def own(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        rows = leaf.shape[axis] // replicas
+        return jax.ShapeDtypeStruct((rows, *leaf.shape[axis + 1 :]), leaf.dtype)
+
+    of_one = jax.tree.map(own, batch)
+    warn_of_shares(update, jax.eval_shape(take_own, state), of_one)
 
 
 def debug_step(

@@ -140,7 +140,11 @@ class ReplicatedLayout:
         marks += [proof.CLEAN] * (len(traced.invars) - len(marks))  # the key
         # Arrays that the step closes over come first; they are the same everywhere.
         constants = len(inside.invars) - len(marks)
-        paths = [None if declared else path for path, declared in leaves]
+        # The user's own names: a run keeps the user's state in one of its own.
+        paths = [
+            None if declared else path.removeprefix("user/")
+            for path, declared in leaves
+        ]
         proof.prove_replicated(
             inside,
             [proof.CLEAN] * constants + marks,

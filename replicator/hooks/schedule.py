@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from replicator.base.tracebacks import short_traceback
 from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.hooks.protocol import StepEvent
 
@@ -45,6 +46,7 @@ class Every:
         return event.step // self.n_steps > before // self.n_steps
 
 
+@short_traceback
 def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
     """Return a schedule, due at multiples of `n_steps`, or after `seconds`, or both.
 

@@ -6,7 +6,9 @@ An iterable starts anew each time it is iterated; an iterator can be read once.
 """
 
 import dataclasses
+import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeGuard
@@ -166,6 +168,69 @@ def check_read_anew(
         )
 
 
+def ending(name: str, dataset: Dataset, *, adapters: Sequence[Adapter] = ()) -> Dataset:
+    """Return a dataset that is to be read to its end; refuse one known to have none.
+
+    A generator does not show whether it ends.
+
+    >>> ending("dataset", itertools.cycle([1, 2]))
+    Traceback (most recent call last):
+    replicator.errors.ArgumentError: `dataset` must end where no `steps` are given, ...
+
+    Args:
+      name: Name of the argument.
+      dataset: Dataset of the user; the result of an input function is checked later.
+      adapters: Adapters of the user.
+
+    Raises:
+      ArgumentError: It is endless.
+    """
+    if is_input_fn(dataset, adapters):
+        # By its one argument: the context.
+        return functools.wraps(dataset)(
+            lambda context: ending(name, dataset(context), adapters=adapters)
+        )
+    waiting = [dataset]
+    while waiting:
+        part = waiting.pop()
+        if _is_endless(part):
+            kind = type(part)
+            whose = f"{_package(kind)}." if _package(kind) != "builtins" else ""
+            raise ArgumentError(
+                f"`{name}` must end where no `steps` are given, got "
+                f"`{whose}{kind.__name__}`, which is endless. Pass `steps`, or one "
+                "pass of the data."
+            )
+        # Containers of grain, PyTorch and Hugging Face.
+        waiting += getattr(part, "_parents", ())
+        inner = (getattr(part, name, None) for name in _INNER)
+        waiting += [each for each in inner if each is not None]
+    return dataset
+
+
+_INNER = ("batch_sampler", "sampler", "_sampler", "_ex_iterable", "ex_iterable")
+
+
+def _is_endless(part: Any) -> bool:
+    kind = type(part)
+    if kind is itertools.repeat:
+        try:
+            part.__length_hint__()
+        except TypeError:  # without a number of times
+            return True
+        return False
+    match _package(kind):
+        case "grain":
+            return getattr(part, "_num_epochs", 1) is None
+        case "datasets":
+            return getattr(part, "num_times", 1) is None
+        case "tensorflow" if hasattr(part, "cardinality"):
+            return int(part.cardinality()) == -1
+    if kind.__name__ == "_InfiniteConstantSampler":  # of a PyTorch `IterableDataset`
+        return False
+    return kind in (itertools.cycle, itertools.count) or "Infinite" in kind.__name__
+
+
 def is_input_fn(
     dataset: Any, adapters: Sequence[Adapter] = ()
 ) -> TypeGuard[Callable[..., Any]]:
@@ -221,6 +286,11 @@ def _open_source(
         )
     if callable(dataset):
         return Source(start=partial(_calls, dataset), repeats=False)
+    if dataset is None:
+        raise ArgumentError(
+            f"`{name}` must be an iterable of batches or a callable, got `NoneType`. "
+            "Pass the batches, or end the input function with `return`."
+        )
     raise ArgumentError(
         f"`{name}` must be an iterable of batches or a callable, got "
         f"{_kind(dataset)}. Hand over an adapter for it in `adapters`."

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.number_lists import NUMBER, lists_as_arrays
 from replicator.base.trees import leaf_path, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError, NonFiniteError
@@ -42,6 +43,8 @@ class BatchForm:
 def numeric_arrays(batch: PyTree, *, where: str) -> PyTree:
     """Return `batch` with every leaf a numeric array, of NumPy or of JAX.
 
+    A list of Python numbers is an array: see `lists_as_arrays`.
+
     >>> numeric_arrays({"x": ["cat"]}, where="batch 3")
     Traceback (most recent call last):
     replicator.errors.BatchError: `dataset` must yield arrays of numbers, got `str` ...
@@ -55,7 +58,7 @@ def numeric_arrays(batch: PyTree, *, where: str) -> PyTree:
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _numeric_array(leaf, path=leaf_path(path), where=where),
-        batch,
+        lists_as_arrays(batch, name="dataset", where=where),
     )
 
 
@@ -271,6 +274,8 @@ def _canonical_dtype(dtype: Any, has_64_bits: bool) -> np.dtype:
 def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Array:
     # NumPy can read other libraries' arrays (a PyTorch tensor on the host, a pandas
     # column) that have `__array__`.
+    if isinstance(leaf, NUMBER):
+        leaf = np.asarray(leaf)
     readable = isinstance(leaf, jax.Array) or hasattr(leaf, "__array__")
     array = leaf if isinstance(leaf, jax.Array) or not readable else np.asarray(leaf)
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
@@ -295,11 +300,29 @@ def _numeric_array(leaf: Any, *, path: str, where: str) -> np.ndarray | jax.Arra
             f"`dataset` must yield leaves with a leading batch axis, got the scalar "
             f"`{path}` ({where}). Repeat it for each example, or leave it out."
         )
-    _check_fits(array, path=path, where=where)
+    check_fits(array, path=path, name="dataset", where=f" ({where})")
     return array
 
 
-def _check_fits(array: np.ndarray | jax.Array, *, path: str, where: str) -> None:
+_VERB = {"dataset": "yield"}
+
+
+def check_fits(
+    array: np.ndarray | jax.Array, *, path: str, name: str, where: str = ""
+) -> None:
+    """Refuse integers that JAX would cut to 32 bits.
+
+    >>> check_fits(np.arange(3), path="ids", name="batch")
+
+    Args:
+      array: A leaf of a batch.
+      path: Its path.
+      name: Name of the argument that holds it, for errors.
+      where: Its place likewise: " (batch 3)".
+
+    Raises:
+      BatchError: One is beyond.
+    """
     target = canonical_dtype(array.dtype)
     if target == array.dtype or not _is_kind(target, np.integer) or not array.size:
         return
@@ -307,8 +330,9 @@ def _check_fits(array: np.ndarray | jax.Array, *, path: str, where: str) -> None
     low, high = int(array.min()), int(array.max())
     if low < limits.min or high > limits.max:
         raise BatchError(
-            f"`dataset` must yield `{path}` within the range of {target}, got values "
-            f"from {low} to {high} ({where}). Set `jax_enable_x64`, or use smaller ids."
+            f"`{name}` must {_VERB.get(name, 'hold')} `{path}` within the range of "
+            f"{target}, got values from {low} to {high}{where}. Set `jax_enable_x64`, "
+            "or use smaller ids."
         )
 
 

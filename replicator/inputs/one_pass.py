@@ -16,7 +16,7 @@ import numpy as np
 from replicator.base.types import Dataset, PyTree
 from replicator.errors import check_kind
 from replicator.inputs import checks
-from replicator.inputs.adapters import Source, is_input_fn, open_sources
+from replicator.inputs.adapters import Source, ending, is_input_fn, open_sources
 from replicator.inputs.context import BatchLayout, pipeline_contexts
 from replicator.inputs.feed import placed_batches
 from replicator.inputs.options import DEFAULT_PREFETCH, InputOptions, refuse_shapes
@@ -56,6 +56,8 @@ def open_one_pass(
     check_kind("inputs", options, InputOptions)
     options = options or InputOptions()
     refuse_shapes(options, "where examples are cut anew")
+    if options.steps is None:
+        dataset = ending("dataset", dataset, adapters=options.adapters)
     contexts = pipeline_contexts(
         options.mode, layout, by_function=is_input_fn(dataset, options.adapters)
     )

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+from replicator.base.tracebacks import short_tracebacks
 from replicator.errors import (
     ArgumentError,
     check_counts,
@@ -22,6 +23,7 @@ DEFAULT_PREFETCH = 2
 _MOST_SMALL_BYTES, _MOST_SMALL = 2**20, 32
 
 
+@short_tracebacks
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class InputOptions:
     """Options of reading, checking and placing a dataset.

@@ -17,6 +17,7 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from replicator.base.mesh import put, spans_processes
+from replicator.base.number_lists import lists_as_arrays
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.errors import BatchError
@@ -87,6 +88,7 @@ def place(
       BatchError: A leaf holds no numbers, or leading sizes differ, or do not divide
         over replicas and microbatches.
     """
+    batch = lists_as_arrays(batch, name="batch")
     _checked_rows(batch, layout, accumulate, depth=int(steps_per_call > 1))
     return BatchPlacer(layout, accumulate, steps_per_call, whole=True).put(batch)
 
@@ -108,7 +110,7 @@ def placed_shapes(
     Raises:
       BatchError: As `place`.
     """
-    depth = int(steps_per_call > 1)
+    batch, depth = lists_as_arrays(batch, name="batch"), int(steps_per_call > 1)
     rows = _checked_rows(batch, layout, accumulate, depth=depth)
     cut = (accumulate, rows // accumulate) if accumulate > 1 else (rows,)
     axis = batch_axis(accumulate, steps_per_call)
@@ -146,6 +148,7 @@ def placed(
     Raises:
       BatchError: As `place`.
     """
+    batch = lists_as_arrays(batch, name="batch")
     value = place(batch, layout, accumulate=accumulate, steps_per_call=steps_per_call)
     sizes = np.shape(jax.tree.leaves(batch)[0])
     return Placed(
@@ -257,6 +260,8 @@ def _check_numbers(batch: PyTree) -> None:
                 "`batch` must hold arrays in this machine's byte order, got "
                 f"{dtype.str} for `{path}`. {checks.NATIVE_REMEDY}"
             )
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu":
+            checks.check_fits(leaf, path=path, name="batch")
         if not checks.holds_numbers(dtype) and not _is_key(dtype):
             raise BatchError(
                 f"`batch` must hold arrays of numbers, got {describe(leaf)} for "

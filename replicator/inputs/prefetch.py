@@ -21,6 +21,7 @@ from typing import Generic, Literal, TypeVar
 import jax
 
 from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.tracebacks import short_tracebacks
 from replicator.errors import InputTimeoutError
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ _FORGOTTEN_WAIT_S = 0.5
 _log = logging.getLogger(__name__)
 
 
+@short_tracebacks
 class Prefetcher(Generic[T]):
     """An iterator whose items are made ahead of time by a thread of its own.
 

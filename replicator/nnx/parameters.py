@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from replicator.base.tracebacks import short_traceback
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.engine.step.gradients import (
@@ -26,6 +26,7 @@ from replicator.errors import (
 Model = TypeVar("Model", bound=nnx.Module)
 
 
+@short_traceback
 def params_of(model: nnx.Module) -> PyTree:
     """Take the parameters, which an optimizer updates, out of a model.
 
@@ -46,6 +47,7 @@ def params_of(model: nnx.Module) -> PyTree:
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
+@short_traceback
 def with_params(model: Model, params: PyTree) -> Model:
     """Copy a model with other parameters; statistics and the rest stay.
 
@@ -78,6 +80,7 @@ def with_params(model: Model, params: PyTree) -> Model:
     return nnx.merge(graphdef, params, rest, copy=True)
 
 
+@short_traceback
 def value_and_grad(
     loss_fn: Callable[..., Any], *, has_aux: bool = False
 ) -> Callable[..., tuple[tuple[Any, Any], PyTree]]:
@@ -147,8 +150,7 @@ def _checked_mean(loss: Any) -> Array:
 
 
 def _check_module(model: object) -> None:
-    # NNX takes lists and dicts of modules, too, and anything built of them.
-    if model is None or isinstance(model, jax.Array | int | float | str):
+    if not isinstance(model, nnx.Module):
         raise ArgumentError(
             f"`model` must be a module of flax NNX, got `{type(model).__name__}`. Pass "
             "the one that the state holds."

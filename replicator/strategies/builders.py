@@ -7,6 +7,7 @@ some devices and pieces over others: Zhao et al. 2023, "PyTorch FSDP", §3.2.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from replicator.base.tracebacks import short_traceback
 from replicator.base.types import Device
 from replicator.errors import ArgumentError
 from replicator.strategies.strategy import (
@@ -31,6 +32,7 @@ def data_parallel() -> Strategy:
     return Strategy(name="data_parallel", kind="replicates", replica=None)
 
 
+@short_traceback
 def zero1(
     *,
     replicas: int = 1,
@@ -56,6 +58,7 @@ def zero1(
     return _sharded("zero1", rule, replicas, shards, whole_below_bytes)
 
 
+@short_traceback
 def zero2(
     *,
     replicas: int = 1,
@@ -73,6 +76,7 @@ def zero2(
     return _sharded("zero2", rule, replicas, shards, whole_below_bytes)
 
 
+@short_traceback
 def fsdp(
     *,
     replicas: int = 1,
@@ -96,6 +100,7 @@ def fsdp(
     return _sharded("fsdp", rule, replicas, shards, whole_below_bytes)
 
 
+@short_traceback
 def hybrid(
     *,
     shard: int,
@@ -116,6 +121,7 @@ def hybrid(
     return _sharded("hybrid", rule, None, shard, whole_below_bytes)
 
 
+@short_traceback
 def tensor_parallel(
     rules: Mapping[str, Partition],
     *,
@@ -154,6 +160,7 @@ def tensor_parallel(
     )
 
 
+@short_traceback
 def Rules(
     rules: Sequence[Rule],
     *,

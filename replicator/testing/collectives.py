@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Mapping
 
+from replicator.base.tracebacks import short_traceback
 from replicator.engine.inspection.collectives import KINDS, Collective
 from replicator.engine.inspection.inspection import Inspection, origin
 from replicator.errors import ArgumentError, CollectivesError
@@ -9,6 +10,7 @@ from replicator.errors import ArgumentError, CollectivesError
 _LINES = 5  # in a message: those that send most
 
 
+@short_traceback
 def assert_collectives(
     found: Inspection, expected: Mapping[str, int | Container[int]]
 ) -> None:

@@ -3,9 +3,8 @@
 Design law 1. At equal parameters the gradient of a fixed global batch is the same on 1,
 2, 4 and 8 replicas and at any accumulation, up to rounding; and in float64 whole
 trajectories are, leaf by leaf. Parameters in float32 are not compared: a bias before a
-batch norm has gradient zero, only rounding moves it, and no two device counts round
-alike. State that reads the batch moves at every microbatch, so it is compared with one
-replica's at the same accumulation.
+batch norm has gradient zero, and rounding alone moves it. State that reads the batch
+moves at every microbatch: it is compared with one replica's at the same accumulation.
 """
 
 import dataclasses
@@ -19,6 +18,7 @@ import numpy as np
 from replicator.base.mesh import put, replica_mesh
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import is_per_replica, repeat_own, take_own
+from replicator.base.tracebacks import short_traceback
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, Key, PyTree, StepFn
 from replicator.engine.compiled_step import CompiledStep, CompileOptions
@@ -65,6 +65,7 @@ READS_BATCH = "float64 state that reads the batch"
 """Name of running statistics and the like in a report."""
 
 
+@short_traceback
 @in_no_mesh
 def assert_replica_invariant(
     step_fn: StepFn,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.types import PyTree
 from replicator.distributed.same_everywhere import require_same_state
 from replicator.engine.compiled_step import CompiledStep
@@ -292,6 +293,7 @@ class EndOfBatches(StopIteration):
     """The end of a session's own batches, distinct from that of other iterators."""
 
 
+@short_tracebacks
 class SessionBatches(Iterator[Placed]):
     """Batches that end with `EndOfBatches`, for loops that call `next` themselves.
 

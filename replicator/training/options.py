@@ -27,7 +27,7 @@ from replicator.errors import (
 )
 from replicator.hooks.protocol import Hook
 from replicator.hooks.schedule import Every, every
-from replicator.inputs.adapters import check_read_anew
+from replicator.inputs.adapters import check_read_anew, ending
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
 from replicator.training.node import ProgramNode
@@ -46,7 +46,8 @@ class RunOptions:
     NumPy integers become Python's, which JSON can hold.
 
     Attributes:
-      steps: Updates to make; None runs until the dataset ends.
+      steps: Updates to make; None makes one pass over the dataset, or as many as
+        `inputs.epochs`; a generator that goes on is a run that goes on.
       init_fn: `init_fn(key)` returns the first state.
       init_state: First state, as `put` takes it, instead of an `init_fn`; copied.
       seed: Seed of the keys of `init_fn` and `step_fn`.
@@ -97,7 +98,7 @@ class RunOptions:
       spikes: Metric to watch for sudden leaps, and the action on one.
     """
 
-    steps: int | None
+    steps: int | None = None
     init_fn: InitFn | None = None
     init_state: PyTree = None
     seed: int = 0
@@ -307,6 +308,7 @@ def evaluating_of(options: RunOptions) -> Evaluating | None:
 def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
     if not isinstance(given, Mapping):
         check_read_anew("eval_dataset", given)
+        ending("eval_dataset", given)
         return
     named = all(isinstance(name, str) and name and "/" not in name for name in given)
     if not (given and named):
@@ -316,6 +318,7 @@ def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
         )
     for name, dataset in given.items():
         check_read_anew(f"eval_dataset[{name!r}]", dataset)
+        ending(f"eval_dataset[{name!r}]", dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import ArgumentError, check_flags, check_function, check_kind
 from replicator.hooks.hook_states import hook_states
 from replicator.hooks.protocol import Hook, checked_hooks
+from replicator.inputs.adapters import ending
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog
 from replicator.monitoring.phases import Phases
@@ -169,6 +170,9 @@ def make_run_spec(
     )
     plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
     _check_left_to_run(options)
+    if options.steps is None and dataset is not None:
+        adapters = () if options.inputs is None else options.inputs.adapters
+        dataset = ending("dataset", dataset, adapters=adapters)
     limits, hooks = as_limits(options.step_timeout), checked_hooks(options.hooks)
     if checkpointing is not None:
         hook_states(hooks)  # refuses one that could not be saved
@@ -249,11 +253,17 @@ def _check_own_steps(options: RunOptions) -> None:
 def _first_state(options: RunOptions, layout: Layout) -> FirstState:
     require_eager("rep.run")
     init_fn, init_state = options.init_fn, options.init_state
-    if (init_fn is None) == (init_state is None):
+    if init_fn is None and init_state is None:
         raise ArgumentError(
-            "One of `init_fn` and `init_state` must be given, got "
-            f"{'neither' if init_fn is None else 'both'}. Pass `init_fn`, or a "
-            "state to go on from."
+            "`init_fn` must be given, or `init_state`, got neither. Pass the function "
+            "that returns the first state, which `step_fn` gets and returns:\n"
+            "    def init_fn(key):\n"
+            '        return {"params": init_params(key), "opt": optimizer.init(...)}'
+        )
+    if init_fn is not None and init_state is not None:
+        raise ArgumentError(
+            "One of `init_fn` and `init_state` must be given, got both. Pass "
+            "`init_fn`, or a state to go on from."
         )
     if init_fn is None:
         return given_run(init_state, layout, seed=options.seed)

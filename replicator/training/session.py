@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from replicator.base.flat_tree import FlatTree, whole
+from replicator.base.tracebacks import short_traceback, short_tracebacks
 from replicator.base.types import Key, PyTree, StepFn
 from replicator.engine.require_eager import in_no_mesh
 from replicator.engine.run_ahead import RunAhead
@@ -42,6 +43,7 @@ MOST_BATCHES_OF_AN_UPDATE = 10_000  # a loop that takes more has forgotten `afte
 _SAME: Any = object()
 
 
+@short_tracebacks
 class Session:
     """A run whose loop is yours; `rep.session` makes it, a `with` block opens it.
 
@@ -210,8 +212,9 @@ class Session:
             while self._opened.loop.goes_on:
                 self._spec.phases.enter("input")
                 yield self.steps_done + 1
-            if self._ends():
-                return
+            with short_traceback:  # the caller's block is no call of ours
+                if self._ends():
+                    return
 
     @in_no_mesh
     def step(self, batch: PyTree, *, metrics: PyTree = None) -> PyTree:
@@ -277,6 +280,7 @@ class Session:
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
         compiled = self._spec.own_step(step_fn)
 
+        @short_traceback
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop
             loop.require_room(1)

@@ -186,7 +186,7 @@ def test_a_missing_key_comes_with_what_there_is(rep):
         rep.compile(step_fn)({"a": jnp.ones(3), "b": {}}, regression_batch())
     assert caught.value.__notes__[:2] == [
         "The batch of one replica holds `x` float32[8,4], `y` float32[8].",
-        "The state holds `a`, `b`.",
+        "The state holds `a`, `b`. Use one of these.",
     ]
 
 

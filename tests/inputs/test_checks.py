@@ -93,10 +93,15 @@ BAD = {
         "`dataset` must yield arrays of numbers, got <U1[*] for `name` "
         "(batch 0). Encode it as a numeric array, or leave it out.",
     ),
-    "Python numbers": (
-        [{"x": [1.0, 2.0]}],
-        "`dataset` must yield arrays of numbers, got `float` for `x/0` "
-        "(batch 0). Encode it as a numeric array, or leave it out.",
+    "a Python number": (
+        [{"x": _x(), "rate": 0.1}],
+        "`dataset` must yield leaves with a leading batch axis, got the scalar `rate` "
+        "(batch 0). Repeat it for each example, or leave it out.",
+    ),
+    "lists of two lengths": (
+        [{"x": _x(), "tokens": [[1, 2, 3], [4, 5]]}],
+        "`dataset` must hold lists of equal lengths, got 2 and 3 numbers for `tokens` "
+        "(batch 0). Pad them, or cut them, to one length.",
     ),
     "a scalar": (
         [{"x": _x(), "scale": np.float32(2)}],

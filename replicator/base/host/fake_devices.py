@@ -11,12 +11,14 @@ import re
 
 import jax
 
+from replicator.base.tracebacks import short_traceback
 from replicator.errors import ArgumentError, TooLateError, check_count
 
 ENVIRONMENT_VARIABLE = "REPLICATOR_FAKE_DEVICES"
 _SMALLEST_POOL = 16
 
 
+@short_traceback
 def fake_devices(count: int) -> None:
     """Make JAX see `count` CPU devices on this machine, for tests and first tries.
 

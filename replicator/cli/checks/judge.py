@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from packaging.requirements import Requirement
@@ -103,12 +104,19 @@ def check_jaxlib(jax: str, installed: Mapping[str, str]) -> Finding:
     return Finding("jaxlib", "warn", f"{detail}; jax is {jax}", remedy)
 
 
-def check_devices(found: Probe | str, *, accelerators: tuple[str, ...]) -> Finding:
+def check_devices(
+    found: Probe | str,
+    *,
+    accelerators: tuple[str, ...],
+    installed: Mapping[str, str] = MappingProxyType({}),
+) -> Finding:
     """Judge whether JAX starts, adds correctly, and uses the machine's accelerators.
 
     Args:
       found: Result of the probe, or why JAX did not start.
-      accelerators: Kinds of which the machine has device files: "gpu", "tpu".
+      accelerators: Extras of JAX for accelerators of which the machine has device
+        files: "cuda12", "cuda13", "rocm", "tpu".
+      installed: Versions by lower-case name.
 
     >>> check_devices("no answer from JAX", accelerators=()).status
     'fail'
@@ -125,18 +133,35 @@ def check_devices(found: Probe | str, *, accelerators: tuple[str, ...]) -> Findi
         remedy = "Do not train on this machine: its collectives give wrong numbers."
         return Finding("devices", "fail", detail, remedy)
     detail = f"{seen}, all-reduce right, {found.seconds:.1f} s to start"
-    if missing := [kind for kind in accelerators if kind != found.platform]:
-        detail += f"; JAX does not use the {missing[0]} that is there"
-        return Finding("devices", "warn", detail, _INSTALL[missing[0]])
+    for extra in accelerators:
+        platform, plugin = _PLUGINS[extra]
+        if platform == found.platform:
+            continue
+        detail += f"; JAX does not use the {platform} that is there"
+        if plugin in installed:
+            command = f"JAX_PLATFORMS={platform} python -c 'import jax; jax.devices()'"
+            remedy = f"Look why: `{command}`."
+            return Finding("devices", "warn", detail, remedy)
+        detail += f": its plugin `{plugin}` is not installed"
+        return Finding("devices", "warn", detail, _install(extra))
     if found.seconds > _SLOW_START_S:
         return Finding("devices", "warn", detail, "Look what else uses this machine.")
     return Finding("devices", "ok", detail)
 
 
-_INSTALL = {
-    "gpu": "Run `pip install 'jax[cuda12]'`, or set JAX_PLATFORMS=cpu on purpose.",
-    "tpu": "Run `pip install 'jax[tpu]'`, or set JAX_PLATFORMS=cpu on purpose.",
+# Platform, and distribution of the plugin, by JAX's extra.
+_PLUGINS = {
+    "cuda12": ("gpu", "jax-cuda12-plugin"),
+    "cuda13": ("gpu", "jax-cuda13-plugin"),
+    "rocm": ("gpu", "jax-rocm7-plugin"),
+    "tpu": ("tpu", "libtpu"),
 }
+
+
+def _install(extra: str) -> str:
+    # JAX has no wheels of its own for ROCm, so we have no extra for it.
+    package = f"'jax-replicator[{extra}]'" if extra != "rocm" else "jax-rocm7-plugin"
+    return f"Run `pip install {package}`, or set JAX_PLATFORMS=cpu on purpose."
 
 
 def check_cpu_pool(found: Probe) -> Finding:

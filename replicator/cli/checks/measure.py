@@ -39,6 +39,7 @@ from replicator.errors import ReplicatorError
 
 _CONNECT_TIMEOUT_S = 3.0
 _MIB = 2**20
+_DRIVER_OF_CUDA_13 = 580
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,15 +176,41 @@ def installed_versions() -> dict[str, str]:
 
 
 def accelerators() -> tuple[str, ...]:
-    """Return the kinds of accelerators of this machine, if the user named none."""
+    """Return the extras of JAX for this machine's accelerators, as JAX names them.
+
+    None if the user chose the platform. Of the two for NVIDIA's GPUs it is `cuda13` if
+    the driver is of version 580 or later, as CUDA 13 asks for.
+    """
     if os.environ.get("JAX_PLATFORMS") or os.environ.get(FAKE_DEVICES_VARIABLE):
         return ()
-    files = {"gpu": ("/dev/nvidia[0-9]*", "/dev/kfd"), "tpu": ("/dev/accel[0-9]*",)}
-    return tuple(
-        kind
-        for kind, patterns in files.items()
-        if any(glob.glob(pattern) for pattern in patterns)
-    )
+    files = {
+        cuda_extra(_read("/proc/driver/nvidia/version")): "/dev/nvidia[0-9]*",
+        "rocm": "/dev/kfd",
+        "tpu": "/dev/accel[0-9]*",
+    }
+    found = [extra for extra, pattern in files.items() if glob.glob(pattern)]
+    # Newer TPU machines offer their chips through VFIO, as others offer other devices.
+    if "tpu" not in found and "TPU_ACCELERATOR_TYPE" in os.environ:
+        found += ["tpu"] if glob.glob("/dev/vfio/[0-9]*") else []
+    return tuple(found)
+
+
+def cuda_extra(driver: str) -> str:
+    """Return the extra for a driver of NVIDIA, by the text in which it shows itself.
+
+    >>> cuda_extra("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06 ...")
+    'cuda13'
+    """
+    version = re.search(r"\b(\d{3,})\.\d+", driver)
+    is_new = version is not None and int(version[1]) >= _DRIVER_OF_CUDA_13
+    return "cuda13" if is_new else "cuda12"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def disk_facts(directory: Path) -> DiskFacts:

@@ -18,7 +18,7 @@ _PEER_IS_GONE = re.compile(
 )
 _COMES_AGAIN = re.compile(
     rb"^replicator\.errors\.(NonFiniteError|SpikeError): "
-    rb"|must be joined by each process that `replicator launch` starts"
+    rb"|must be joined by each process"
 )
 
 

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.tracebacks import is_library
 from replicator.collectives.markers import ALONE, MARKERS, NORM
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
 from replicator.engine.analysis.nested_rules import NestedRules
-from replicator.engine.analysis.source_lines import is_library
 
 
 class MicrobatchCollectiveWarning(UserWarning):
@@ -91,7 +91,7 @@ class MeetingRules(NestedRules[Meeting]):
             if not (mark.scale or mark.part) or dataflow.sub_jaxprs(eqn):
                 return None
             return [self._combined(eqn, marks, mark)] * len(eqn.outvars)
-        if not mark.own or name == "axis_index" or self._is_of_norm(eqn):
+        if not mark.own or name == "axis_index" or self.is_of_norm(eqn):
             return [mark] * len(eqn.outvars)
         origin = Origin(name, self.line_of(eqn))
         is_count = name in _REDUCTIONS and not (mark.params or mark.part)
@@ -132,7 +132,7 @@ class MeetingRules(NestedRules[Meeting]):
             return mark._replace(meets=mark.meets or mark.part or mark.scale)
         return mark
 
-    def _is_of_norm(self, eqn: core.JaxprEqn) -> bool:
+    def is_of_norm(self, eqn: core.JaxprEqn) -> bool:
         """Return whether a collective is of a norm: ours, a library's, or named so."""
         for each in (*self.outer, eqn):
             if NORM in str(each.source_info.name_stack):

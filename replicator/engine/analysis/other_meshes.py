@@ -35,9 +35,15 @@ _CONSTRAINT = (
     "is incompatible with mesh_shape",
     "should match the mesh passed to shard_map",
 )
+_PMAP = ("_internal_pmap_axis_name",)
 _VARIABLE = ("mesh context or metadata is required",)  # flax NNX
 
 _REFUSALS = (
+    (
+        _PMAP,
+        "be what one replica does, got a call of `jax.pmap` in it. Use `jax.vmap`, or "
+        "leave it out: the step runs on all devices.",
+    ),
     (
         _VARIABLE,
         "make variables that are not placed on a mesh, got one of flax NNX that names "
@@ -72,7 +78,9 @@ def other_meshes_refused(name: str) -> Iterator[None]:
     except Exception as failure:
         for texts, refusal in _REFUSALS:
             if _has_any(failure, texts):
-                raise ArgumentError(f"`{name}` must {refusal}") from failure
+                raise ArgumentError(f"`{name}` must {refusal}").with_traceback(
+                    failure.__traceback__
+                ) from None
         raise
 
 

@@ -288,7 +288,7 @@ def prove_replicated(
                 list(map(dataflow.shape_of, jaxpr.invars)), in_marks, batch_axis
             ),
         )
-    rules.noise.warn("replica")
+    rules.noise.warn("microbatch" if num_replicas == 1 else "replica")
 
 
 def warn_of_microbatches(

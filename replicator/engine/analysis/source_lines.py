@@ -1,17 +1,12 @@
 """Find the user's own line behind an equation of a jaxpr."""
 
-import functools
-import os
-import site
 import sys
-import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
-import jax
-import optax
 from jax.extend import core
+
+from replicator.base.tracebacks import is_library
 
 UNKNOWN_LINE = "an unknown line"
 
@@ -76,27 +71,3 @@ def user_frame_of(frame: FrameType | None) -> FrameType | None:
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
-
-
-_LIBRARY_ROOTS = tuple(
-    {
-        str(Path(__file__).parents[2]) + os.sep,
-        sysconfig.get_paths()["stdlib"] + os.sep,
-        # An editable installation lies outside of site-packages.
-        *(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, optax)),
-        *(path + os.sep for path in site.getsitepackages()),
-    }
-)
-
-# Not every "<": an interactive user's own code is "<stdin>" or "<ipython-input-…>".
-_GENERATED = ("<frozen ", "<string>", "<@")
-
-
-@functools.lru_cache  # thousands of equations come from some tens of files
-def is_library(file_name: str) -> bool:
-    """Return whether a file is not the user's: ours, JAX's, or installed.
-
-    >>> is_library(jax.__file__), is_library("/home/me/train.py")
-    (True, False)
-    """
-    return file_name.startswith((*_LIBRARY_ROOTS, *_GENERATED))

@@ -27,6 +27,7 @@ from replicator.engine.analysis.other_meshes import other_meshes_refused
 from replicator.engine.analysis.source_lines import user_line
 from replicator.engine.layout import STATE, Layout, examples
 from replicator.engine.run_ahead import DEFAULT_RUN_AHEAD, RunAhead
+from replicator.engine.step.donation import refuse_deleted
 from replicator.engine.step.state import as_arrays, check_own_axes
 from replicator.errors import ArgumentError, check_count
 from replicator.inputs.one_pass import BATCH, open_one_pass
@@ -117,6 +118,7 @@ class BlockRunner:
           take: Gets the same blocks in every process, so all decide the same.
           inputs: Options of the input.
         """
+        refuse_deleted(state)
         state = self._place(state)
         programs = self.programs
         ahead = RunAhead(self.max_in_flight)

@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.types import Dataset, PyTree
 from replicator.collectives.context.keys import refuse_keys
-from replicator.engine.analysis.lookup_hints import names_noted
+from replicator.engine.analysis.lookup_hints import explained
 from replicator.engine.evaluation.blocks import DEFAULT_BLOCK, Block, BlockRunner
 from replicator.engine.layout import Layout
 from replicator.engine.metrics.exact import check_exact
@@ -29,6 +30,7 @@ EvalFn = Callable[[PyTree, PyTree], dict[str, PyTree]]
 EXAMPLES = "examples"
 
 
+@short_tracebacks
 class Evaluation:
     """An evaluation on all replicas: `metrics = evaluation(state, dataset)`.
 
@@ -118,7 +120,7 @@ def _evaluated(
 ) -> tuple[dict[str, PyTree], jax.Array]:
     """Return the metrics of a block, and the weight of each of its rows."""
     batch, weights = _with_mask(batch, real)
-    with names_noted(state, batch):
+    with explained(state, batch):
         return _checked_dict(eval_fn(state, batch)), weights
 
 

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import Dataset, PyTree
-from replicator.engine.analysis.lookup_hints import names_noted
+from replicator.engine.analysis.lookup_hints import explained
 from replicator.engine.evaluation import blocks
 from replicator.engine.layout import Layout
 from replicator.engine.require_eager import eager
@@ -20,6 +21,7 @@ PredictFn = Callable[[PyTree, PyTree], PyTree]
 """`predict_fn(state, batch) -> rows`: the function of one replica, of one block."""
 
 
+@short_tracebacks
 class Prediction:
     """A prediction on all replicas: `rows = prediction(state, dataset)`.
 
@@ -47,7 +49,7 @@ class Prediction:
 
         def run(state: PyTree, batch: PyTree, real: jax.Array) -> PyTree:
             del real
-            with names_noted(state, batch):
+            with explained(state, batch):
                 return jax.tree.map(jnp.asarray, predict_fn(state, batch))
 
         self._runner = blocks.BlockRunner(

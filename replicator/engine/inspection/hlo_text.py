@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from replicator.engine.analysis.source_lines import is_library
+from replicator.base.tracebacks import is_library
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

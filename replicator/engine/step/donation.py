@@ -194,6 +194,16 @@ def _any_deleted(leaves: Sequence) -> bool:
         return any(leaf.is_deleted() for leaf in leaves if isinstance(leaf, jax.Array))
 
 
+def refuse_deleted(state: PyTree) -> None:
+    """Refuse a state of which an array was donated to a step.
+
+    Raises:
+      ArgumentError: One was.
+    """
+    if _any_deleted(jax.tree.leaves(state)):
+        _refuse_donated(state)
+
+
 def _refuse_donated(state: PyTree) -> None:
     path = next(
         path

@@ -115,6 +115,11 @@ def check_shapes(grads: PyTree, params: PyTree) -> None:
       ArgumentError: A leaf has another shape than its parameter; names it.
     """
     wanted = dict(named_leaves(params))
+    if jax.tree_util.all_leaves([grads]) and "" not in wanted:
+        raise ArgumentError(
+            f"`grads` must be a tree like the parameters, got {describe(grads)}. Pass "
+            "the result of `jax.grad`, or the second one of `jax.value_and_grad`."
+        )
     for path, leaf in named_leaves(grads):
         shape = jnp.shape(wanted.get(path, leaf))
         if jnp.shape(leaf) != shape:

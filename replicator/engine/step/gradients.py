@@ -35,6 +35,7 @@ from jax.custom_derivatives import linear_call
 from jax.typing import ArrayLike
 
 from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.tracebacks import short_traceback
 from replicator.base.trees import describe, named_leaves
 from replicator.base.types import PyTree
 from replicator.collectives.context.axes import at_leaf, resolve_axis
@@ -110,6 +111,7 @@ LossFn = Callable[..., Any]
 """`loss_fn(params, *args)` returns a `LocalSum`, or several, added."""
 
 
+@short_traceback
 def value_and_grad(loss_fn: LossFn, *, has_aux: bool = False) -> Callable[..., Any]:
     """Differentiate a `LocalSum`; hand the gradient to `update(..., count=)`.
 
@@ -196,6 +198,7 @@ def together(grads: list[PyTree], counts: list[jax.Array]) -> PyTree:
     )
 
 
+@short_traceback
 def global_loss(
     loss_fn: LossFn, *, axis_name: str = REPLICA_AXIS
 ) -> Callable[..., jax.Array]:

@@ -6,8 +6,7 @@ reduced in float32 and takes twice its bytes.
 
 Under accumulation the step runs once per microbatch with the optimizer's state
 `Collecting` (gradients add up, updates are zero), then once more with the sums
-`Collected` (they are reduced and the inner transformation runs). The structure of the
-state decides between the two: no flag, and no buffer at one microbatch.
+`Collected` (they are reduced and the inner transformation runs): its structure decides.
 """
 
 import dataclasses
@@ -21,6 +20,7 @@ from jax import lax
 
 from replicator.base.global_norm import global_norm
 from replicator.base.mesh import REPLICA_AXIS
+from replicator.base.tracebacks import short_traceback
 from replicator.base.types import PyTree
 from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
@@ -49,6 +49,7 @@ from replicator.engine.step.optimizer_state import (
     Show,
     Showing,
     check_optimizer_state,
+    note_update,
     nothing_yet,
     one_of,
 )
@@ -62,6 +63,7 @@ from replicator.errors import (
 )
 
 
+@short_traceback
 def wrap_optimizer(
     tx: optax.GradientTransformation,
     *,
@@ -144,10 +146,8 @@ def wrap_optimizer(
         reduction=reduction,
         axis_name=axis_name,
     )
-    # Any: optax types states and updates more narrowly than it treats them.
-    init: Any = wrapped.init
-    update: Any = wrapped.update
-    return optax.GradientTransformationExtraArgs(init, update)
+    typed: Any = wrapped  # optax types states and updates narrower than it treats them
+    return optax.GradientTransformationExtraArgs(typed.init, typed.update)
 
 
 def _check_transformation(tx: optax.GradientTransformation) -> None:
@@ -206,8 +206,7 @@ class _Wrapped:
         given = checked_given(grads, weight, count)
         one = one_of(grads)
         self._check_shapes(one, state, params, extra)
-        own = isinstance(state.pending, OwnSums)
-        if extra.get("value") is not None and not own:
+        if extra.get("value") is not None and not isinstance(state.pending, OwnSums):
             given = with_value(given, extra["value"])
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
@@ -224,17 +223,18 @@ class _Wrapped:
             case Collected() as sums:
                 mean = _tie(self._mean(sums, like=given.grads), sums.count)
                 updates, after, reduced = finish(mean, state)
-                shown = _shown(given.grads, reduced, sums.show)
-                return _tie((updates, _show(after, sums, shown)), sums.count)
+                after = _show(after, sums, _shown(given.grads, reduced, sums.show))
+                updates, after = _tie((updates, after), sums.count)
             case OwnSums() as sums:
                 return self._update_own(given, state, sums, finish)
             case Show() as asked:
                 asked.given.calls.append(None)
                 updates, after, reduced = finish(self._mean_of(given), state)
-                return updates, _show(after, asked, _shown(None, reduced, asked.show))
+                after = _show(after, asked, _shown(None, reduced, asked.show))
             case _:
                 updates, after, _ = finish(self._mean_of(given), state)
-                return updates, after
+        note_update(state, params, updates)
+        return updates, after
 
     def _check_shapes(self, grads, state, params, extra) -> None:
         """Refuse gradients of single examples, by the shapes of parameters or updates.

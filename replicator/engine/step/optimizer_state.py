@@ -10,9 +10,11 @@ structure cannot change. For such a state the structure of the sums is learned f
 (`Learning`), and sums and slots are there, in its variables, before it is called.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -187,6 +189,34 @@ class OptimizerState:
     def hyperparams(self) -> dict[str, jax.Array]:
         """Hyperparameters of `optax.inject_hyperparams`, to read or to set."""
         return self.inner.hyperparams
+
+
+class NotedUpdate(NamedTuple):
+    """One call of `update` in a step: what it was given, and its updates."""
+
+    state: OptimizerState
+    params: PyTree
+    updates: PyTree
+
+
+_noted: ContextVar[list[NotedUpdate] | None] = ContextVar("noted", default=None)
+
+
+@contextlib.contextmanager
+def updates_noted() -> Iterator[list[NotedUpdate]]:
+    """List the updates that are made in a context."""
+    noted: list[NotedUpdate] = []
+    before = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(before)
+
+
+def note_update(state: OptimizerState, params: PyTree, updates: PyTree) -> None:
+    """Add an update to the list of the context, if there is one."""
+    if (noted := _noted.get()) is not None:
+        noted.append(NotedUpdate(state, params, updates))
 
 
 def is_optimizer_state(node: PyTree) -> bool:

@@ -9,12 +9,15 @@ here runs or compiles.
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.trees import (
@@ -26,15 +29,20 @@ from replicator.base.types import Key, PyTree, StepFn
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.context.keys import refuse_keys
 from replicator.collectives.context.step_number import in_step
-from replicator.engine.analysis.lookup_hints import names_noted
+from replicator.engine.analysis.lookup_hints import explained
+from replicator.engine.analysis.shared_noise import SharedRandomKeyWarning
+from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows, refuse_rows
 from replicator.engine.step.accumulate import accumulated, single
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.optimizer_state import (
+    NotedUpdate,
     Reduction,
     Showing,
+    is_optimizer_state,
     optimizer_states,
+    updates_noted,
     without_pending,
 )
 from replicator.engine.step.state import RunState, step_key, strong
@@ -173,8 +181,13 @@ def keyed(step_fn: StepFn) -> KeyedStep:
             return step_fn(*((state, batch, key) if wants_key else (state, batch)))
 
         state = strong(state)
-        with _axis_named(), names_noted(state, batch):
-            returned = _run_noted(run, state)
+        # In containers of its own: a step may write into those that it is given.
+        given = jax.tree.map(lambda leaf: leaf, state)
+        drawn = _numpy_drawn()
+        with _axis_named(), explained(state, batch), updates_noted() as updates:
+            returned = _run_noted(run, given)
+        if _is_traced(state) and _numpy_drawn() != drawn:
+            _warn_of_numpy()
         if not (isinstance(returned, tuple) and len(returned) == 2):
             raise StateError(
                 "`step_fn` must return (state, metrics), got "
@@ -189,6 +202,7 @@ def keyed(step_fn: StepFn) -> KeyedStep:
                     f"{what}. Leave it out."
                 )
         refuse_keys("step_fn", reported)
+        _refuse_unused(updates, state, after)
         return _kept(state, after, run), reported
 
     return step
@@ -197,13 +211,28 @@ def keyed(step_fn: StepFn) -> KeyedStep:
 def _run_noted(run: Callable, state: PyTree) -> tuple[PyTree, PyTree]:
     """Run a step; add the weakly typed leaf to JAX's errors about dtypes."""
     try:
-        # In containers of its own: a step may write into those that it is given.
-        return run(jax.tree.map(lambda leaf: leaf, state))
+        return run(state)
     except (TypeError, ValueError) as failure:
         is_ours = isinstance(failure, ReplicatorError)
         if not is_ours and (remedy := _weak_remedy(run, state)):
             failure.add_note(remedy)
         raise
+
+
+def _numpy_drawn() -> tuple[bytes, int]:
+    """Return where NumPy's global generator stands."""
+    _, words, position, *_ = np.random.get_state()
+    return np.asarray(words).tobytes(), int(position)
+
+
+def _warn_of_numpy() -> None:
+    warnings.warn(
+        "`step_fn` must draw random numbers by its `key`, got one that draws by "
+        "`np.random`: once, when it is traced, the same for all steps and replicas. "
+        "Write `def step_fn(state, batch, key)`.",
+        SharedRandomKeyWarning,
+        stacklevel=user_stacklevel(),
+    )
 
 
 @contextlib.contextmanager
@@ -228,6 +257,54 @@ def _kept(before: PyTree, after: PyTree, run: Callable) -> PyTree:
             f"was given, got another: {difference}. {remedy}"
         )
     return strong(after)
+
+
+def _refuse_unused(
+    updates: Sequence[NotedUpdate], before: PyTree, after: PyTree
+) -> None:
+    """Refuse a step that makes an update, and returns the state without it.
+
+    A leaf that the step did not touch is the very array that it was given.
+    """
+    kept = dict(named_leaves(after, is_leaf=is_optimizer_state))
+    given = named_leaves(before, is_leaf=is_optimizer_state)
+    own = {path: leaf for path, leaf in given if not is_optimizer_state(leaf)}
+    numbers = [path for path in own if jnp.issubdtype(own[path].dtype, jnp.inexact)]
+    for update in updates:
+        new, old, moves = map(_ids, (update.updates, update.params, update.state))
+        for path, leaf in own.items():
+            if id(leaf) in old and id(kept.get(path)) in new:
+                raise _unused(path, "its update alone")
+        if numbers and all(kept.get(path) is own[path] for path in numbers):
+            raise _unused(numbers[0], "it as it came")
+        for path, leaf in given:
+            if moves and moves == _ids(leaf) == _ids(kept.get(path)):
+                raise StateError(
+                    "`step_fn` must return the new state of its optimizer, got "
+                    f"`{path}` as it came. Return `opt` of `updates, opt = "
+                    "optimizer.update(...)` there."
+                )
+        if moves and _is_traced(before) and not _is_traced(update.state):
+            raise StateError(
+                "`step_fn` must take the state of its optimizer from its `state`, got "
+                "one from outside, which no update moves. Return "
+                "`optimizer.init(params)` among the state of `init_fn`."
+            )
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _ids(tree: PyTree) -> list[int]:
+    return [id(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def _unused(path: str, found: str) -> StateError:
+    return StateError(
+        f"`step_fn` must return `{path}` with its update, got {found}. Return "
+        "`optax.apply_updates(params, updates)` in its place."
+    )
 
 
 def _weak_remedy(run: Callable, state: PyTree) -> str | None:

@@ -11,7 +11,6 @@ That needs a failure that all have: a bad number, which they look for together.
 import dataclasses
 import logging
 import os
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from jax.experimental import checkify
 
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import take_own
+from replicator.base.tracebacks import full_traceback
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.distributed.coordination import process_index
@@ -306,7 +306,7 @@ def write_post_mortem(
             error={
                 "type": type(failure).__name__,
                 "message": str(failure),
-                "traceback": "".join(traceback.format_exception(failure)),
+                "traceback": full_traceback(failure),
             },
             state=None if state is None else arrays_of(state),
             batch=None if batch is None else arrays_of(batch),

@@ -34,8 +34,10 @@ def but(**changes):
     ("found", "accelerators", "status"),
     [
         (FAKE, (), "ok"),
-        (but(platform="gpu", kind="H200"), ("gpu",), "ok"),
-        (FAKE, ("gpu",), "warn"),
+        (but(platform="gpu", kind="H200"), ("cuda12",), "ok"),
+        (FAKE, ("cuda13",), "warn"),
+        (FAKE, ("rocm",), "warn"),
+        (FAKE, ("tpu",), "warn"),
         (but(seconds=60.0), (), "warn"),
         (but(total=7.0), (), "fail"),
         ("no answer within 120 s", (), "fail"),
@@ -45,6 +47,18 @@ def test_devices(found, accelerators, status):
     finding = judge.check_devices(found, accelerators=accelerators)
     assert finding.status == status
     assert bool(finding.remedy) == (status != "ok")
+
+
+def test_the_extra_of_a_missing_plugin_is_named():
+    finding = judge.check_devices(FAKE, accelerators=("cuda13",))
+    assert "its plugin `jax-cuda13-plugin` is not installed" in finding.detail
+    assert "pip install 'jax-replicator[cuda13]'" in finding.remedy
+
+
+def test_a_plugin_that_is_there_and_not_used_is_looked_at():
+    installed = {"libtpu": "0.1"}
+    finding = judge.check_devices(FAKE, accelerators=("tpu",), installed=installed)
+    assert "JAX_PLATFORMS=tpu python -c" in finding.remedy
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,21 @@ def test_accelerators_are_not_missed_by_who_chose_the_cpu(monkeypatch):
     assert measure.accelerators() == ()
 
 
+@pytest.mark.parametrize(
+    ("driver", "extra"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue", "cuda12"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06",
+            "cuda13",
+        ),
+        ("", "cuda12"),
+    ],
+)
+def test_the_driver_decides_which_cuda_it_is(driver, extra):
+    assert measure.cuda_extra(driver) == extra
+
+
 def test_versions_are_by_lower_case_name():
     installed = measure.installed_versions()
     assert {"jax", "numpy", "jax-replicator"} <= set(installed)

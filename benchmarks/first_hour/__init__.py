@@ -1,0 +1,1 @@
+"""Mistakes of a first hour, and what the library answers to each."""
