@@ -56,7 +56,7 @@ TINY = {
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
     ],
-    "accelerator": ["--tiny", "--only=step", "--only=checkpoint"],
+    "accelerator": ["--tiny", "--only=checkpoint"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],
@@ -119,7 +119,7 @@ EXACT = {
     "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
 }
 NIGHTLY = {
-    *("actor_learner", "checkpoint_stall", "docs", "goodput"),
+    *("actor_learner", "checkpoint_stall", "docs", "goodput", "imagenet_resnet50"),
     *("launch_time", "launchers"),
     *("learner_faults", "lm", "orphans", "program_overhead", "rpc_soak"),
 }
