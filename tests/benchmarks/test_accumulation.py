@@ -6,7 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.accumulation import mean_inside_loop, multi_steps_loop, scanned_loop
+from benchmarks.step.accumulated import (
+    mean_inside_loop,
+    multi_steps_loop,
+    scanned_loop,
+)
 from benchmarks.tasks import mlp
 from tests.steps import replicas
 

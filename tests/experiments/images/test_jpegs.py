@@ -105,7 +105,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("make", "message"), BAD.items(), ids=lambda each: str(each))
+@pytest.mark.parametrize(
+    ("make", "message"), BAD.items(), ids=[each.__name__ for each in BAD]
+)
 def test_images_laid_out_otherwise_are_refused(make, message, tmp_path):
     make(tmp_path)
     with pytest.raises(ArgumentError, match=message):
