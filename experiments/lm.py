@@ -231,7 +231,7 @@ def session_options(config: Config, language: Language) -> dict[str, Any]:
         found |= {"eval_fn": mean_nats, "eval_dataset": list(windows)}
         found |= {"eval_every": config.eval_every}
     if config.wandb and jax.process_index() == 0:
-        writer = WandB(config.directory, project=config.wandb)
+        writer = WandB(config.directory or None, project=config.wandb)
         found["hooks"] = [WriteMetrics(writer)]
     return found
 
