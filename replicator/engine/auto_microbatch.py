@@ -49,8 +49,9 @@ def find_accumulate(
       DeviceMemoryError: Not even one example at a time fits.
 
     >>> find_accumulate(
-    ...     lambda k: MemoryNeed(arguments_bytes=0, outputs_bytes=0, aliased_bytes=0,
-    ...                          program_bytes=0, temporaries_bytes=600 // k),
+    ...     lambda k: memory.MemoryNeed(
+    ...         arguments_bytes=0, outputs_bytes=0, aliased_bytes=0,
+    ...         program_bytes=0, temporaries_bytes=600 // k),
     ...     lambda k: None, replica_batch=8, limit_bytes=200
     ... )
     4

@@ -27,11 +27,7 @@ from replicator.collectives.markers import GIVEN_GRADIENT, WEIGHTED_GRADIENT
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
 from replicator.engine.analysis.meeting import MeetingRules
-from replicator.engine.analysis.source_lines import (
-    innermost_line,
-    is_transposed,
-    user_stacklevel,
-)
+from replicator.engine.analysis.source_lines import NestedRules, user_stacklevel
 
 EXAMPLES, REPLICAS = 47, 53  # few axes have such a length, few numbers are multiples
 MOST_EQUATIONS = 3000
@@ -181,13 +177,12 @@ def _fault(mark: Share) -> tuple[str, Origin] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShareRules(dataflow.Rules[Share]):
+class ShareRules(NestedRules[Share]):
     """Rules to follow examples into the gradients that optimizers are given.
 
     Attributes:
       rows: Number of examples of a replica, for messages.
       given: Mark of each such gradient without a count.
-      outer: Calls and loops that hold these equations.
     """
 
     clean = _NOTHING
@@ -199,15 +194,10 @@ class ShareRules(dataflow.Rules[Share]):
 
     rows: int
     given: dict[Any, Share] = dataclasses.field(default_factory=dict)
-    outer: tuple[core.JaxprEqn, ...] = ()
 
     def join(self, marks: Sequence[Share]) -> Share:
         """Return the mark of a value that follows from all of these."""
         return functools.reduce(_both, marks, _NOTHING)
-
-    def inside(self, eqn: core.JaxprEqn) -> "ShareRules":
-        """Remember the equation that holds others."""
-        return dataclasses.replace(self, outer=(*self.outer, eqn))
 
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[Share]) -> list[Share] | None:
         """Return the marks of the results of `eqn`."""
@@ -229,8 +219,8 @@ class ShareRules(dataflow.Rules[Share]):
             return [whole] * len(eqn.outvars)
         if dataflow.sub_jaxprs(eqn):
             return None
-        origin = Origin(name, innermost_line((*self.outer, eqn)))
-        if is_transposed((*self.outer, eqn)):
+        origin = Origin(name, self.line_of(eqn))
+        if self.is_backward(eqn):
             mark = mark._replace(gradient=True)
         if name in ("mul", "div"):
             mark = mark._replace(powers=_multiplied(eqn, marks))
@@ -255,7 +245,7 @@ class ShareRules(dataflow.Rules[Share]):
                 return mark
             if name == "div" and other.pooled and not other.params:
                 return mark._replace(met=(f"count {other.leaf or 'batch'}", origin))
-        elif is_transposed((*self.outer, eqn)):
+        elif self.is_backward(eqn):
             return mark  # linear in the cotangent
         after = all(each.pooled.gradient for each in marks if each.pooled)
         return mark._replace(met=("grads" if after else "meets", origin))

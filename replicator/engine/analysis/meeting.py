@@ -22,7 +22,7 @@ from replicator.base.tracebacks import is_library
 from replicator.collectives.markers import ALONE, MARKERS, NORM
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
-from replicator.engine.analysis.nested_rules import NestedRules
+from replicator.engine.analysis.source_lines import NestedRules
 
 
 class MicrobatchCollectiveWarning(UserWarning):

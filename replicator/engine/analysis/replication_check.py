@@ -37,9 +37,12 @@ from replicator.engine.analysis.marks import (
     Reduced,
     join,
 )
-from replicator.engine.analysis.nested_rules import NestedRules
 from replicator.engine.analysis.shared_noise import SOURCES, SharedNoise
-from replicator.engine.analysis.source_lines import innermost_line, user_line
+from replicator.engine.analysis.source_lines import (
+    NestedRules,
+    innermost_line,
+    user_line,
+)
 from replicator.engine.analysis.summed_gradients import refuse_summed
 from replicator.errors import ReplicationError
 

@@ -1,14 +1,18 @@
-"""Find the user's own line behind an equation of a jaxpr."""
+"""Find the user's own line behind an equation of a jaxpr; rules that know it."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Self, TypeVar
 
 from jax.extend import core
 
 from replicator.base.tracebacks import is_library
+from replicator.engine.analysis.dataflow import Rules
 
 UNKNOWN_LINE = "an unknown line"
+Mark = TypeVar("Mark")
 
 
 def user_line(eqn: core.JaxprEqn, *, caller: str = UNKNOWN_LINE) -> str:
@@ -71,3 +75,26 @@ def user_frame_of(frame: FrameType | None) -> FrameType | None:
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NestedRules(Rules[Mark]):
+    """Rules that know the equations around each that they decide.
+
+    Attributes:
+      outer: Calls and loops that hold these equations.
+    """
+
+    outer: tuple[core.JaxprEqn, ...] = ()
+
+    def inside(self, eqn: core.JaxprEqn) -> Self:
+        """Remember the equation that holds others."""
+        return dataclasses.replace(self, outer=(*self.outer, eqn))
+
+    def line_of(self, eqn: core.JaxprEqn) -> str:
+        """Return the user's line that made an equation, or one around it."""
+        return innermost_line((*self.outer, eqn))
+
+    def is_backward(self, eqn: core.JaxprEqn) -> bool:
+        """Return whether an equation is of a backward pass."""
+        return is_transposed((*self.outer, eqn))

@@ -21,7 +21,7 @@ from replicator.base.mesh import REPLICA_AXIS
 from replicator.collectives.markers import GIVEN_GRADIENT
 from replicator.engine.analysis import dataflow
 from replicator.engine.analysis.marks import Origin
-from replicator.engine.analysis.nested_rules import NestedRules
+from replicator.engine.analysis.source_lines import NestedRules
 from replicator.errors import ReplicationError
 
 
