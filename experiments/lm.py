@@ -45,6 +45,7 @@ from experiments.language.training import (
 )
 from experiments.language.windows import held_out_batches
 from experiments.strategy_flag import StrategyName
+from models.attention import fastest_attention
 from models.transformer import Transformer, nats_to_bits
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
@@ -164,7 +165,11 @@ def tokenizer_of(config: Config, documents: list[str]) -> Tokenizer:
 
 def in_dtype(language: Language, dtype: str) -> Language:
     """Return what is learned, with activations of a dtype."""
-    make = functools.partial(language.make_model, compute_dtype=jnp.dtype(dtype))
+    make = functools.partial(
+        language.make_model,
+        compute_dtype=jnp.dtype(dtype),
+        attention=fastest_attention(jnp.dtype(dtype)),
+    )
     return dataclasses.replace(language, make_model=make)
 
 

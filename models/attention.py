@@ -16,6 +16,22 @@ from replicator.errors import ArgumentError, check_word
 Attention: TypeAlias = Literal["xla", "cudnn"]
 """Kernels of attention."""
 
+_HALF = (jnp.bfloat16, jnp.float16)
+
+
+def fastest_attention(compute_dtype: DTypeLike | None) -> Attention:
+    """Return the kernel to take on the devices that JAX uses by default.
+
+    cuDNN's takes heads whose size is a multiple of 8, of at most 128.
+
+    >>> fastest_attention(jnp.float32)
+    'xla'
+    """
+    # "8.0" and more since Ampere; of other makers' it is a name, or not there.
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+    is_new = capability[:1].isdigit() and float(capability) >= 8
+    return "cudnn" if is_new and compute_dtype in _HALF else "xla"
+
 
 def check_attention(attention: str, compute_dtype: DTypeLike | None) -> None:
     """Raise if there is no such kernel, or none for that dtype.
@@ -26,7 +42,7 @@ def check_attention(attention: str, compute_dtype: DTypeLike | None) -> None:
     >>> check_attention("xla", None)
     """
     check_word("attention", attention, ("xla", "cudnn"))
-    if attention == "cudnn" and compute_dtype not in (jnp.bfloat16, jnp.float16):
+    if attention == "cudnn" and compute_dtype not in _HALF:
         raise ArgumentError(
             "`attention` must be 'xla' unless `compute_dtype` is bfloat16 or float16, "
             f"got 'cudnn' and {compute_dtype}. Pass `compute_dtype=jnp.bfloat16`."

@@ -22,6 +22,7 @@ from benchmarks.accelerator.measured import (
 )
 from benchmarks.step.step_pair import OwnLoop, replicator_init, replicator_step
 from benchmarks.tasks import Task
+from models.attention import fastest_attention
 from models.resnet import ResNet
 from replicator import strategies
 
@@ -87,9 +88,11 @@ class Decoder:
     def task(self, batch: int) -> Task:
         """Return its training on so many sequences, in bfloat16."""
         sizes = dataclasses.asdict(self)
-        kernel = "cudnn" if jax.default_backend() == "gpu" else "xla"
         return tasks.language_model(
-            batch, compute_dtype=jnp.bfloat16, attention=kernel, **sizes
+            batch,
+            compute_dtype=jnp.bfloat16,
+            attention=fastest_attention(jnp.bfloat16),
+            **sizes,
         )
 
     def parameters(self) -> int:
