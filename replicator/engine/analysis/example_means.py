@@ -227,7 +227,7 @@ class ShareRules(dataflow.Rules[Share]):
                 powers = frozenset((n, min(r + 1, 3)) for n, r in mark.powers)
                 whole = whole._replace(powers=powers)
             return [whole] * len(eqn.outvars)
-        if dataflow.sub_jaxprs(eqn):
+        if dataflow.sub_jaxprs(eqn) or not eqn.outvars:
             return None
         origin = Origin(name, innermost_line((*self.outer, eqn)))
         if is_transposed((*self.outer, eqn)):
