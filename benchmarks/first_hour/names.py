@@ -104,7 +104,7 @@ rep.run(step_fn, dataset, init_fn=init_fn)
         remedy="'replica'",
     ),
     mistake(
-        "a reduction that is none",
+        "a reduction of a collective that is none",
         """
 def step_fn(state, batch):
     return state, {"x": replicator.all_reduce(batch["x"].mean(), op="avg")}

@@ -45,7 +45,7 @@ def replica_mesh(
     ('replica',)
     """
     if devices is None:
-        devices = sorted(_jax_devices(), key=lambda device: device.process_index)
+        devices = sorted(jax_devices(), key=lambda device: device.process_index)
     found = listed_devices(devices)
     if num_replicas is not None:
         check_whole("num_replicas", num_replicas)
@@ -66,7 +66,15 @@ def replica_mesh(
     return mesh
 
 
-def _jax_devices() -> list[Device]:
+def jax_devices() -> list[Device]:
+    """Return all devices of JAX, whose start may fail.
+
+    >>> jax_devices() == jax.devices()
+    True
+
+    Raises:
+      ArgumentError: `JAX_PLATFORMS` names devices that are not there.
+    """
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as failure:

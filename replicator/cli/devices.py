@@ -4,7 +4,7 @@ import argparse
 
 import jax
 
-from replicator.base.mesh import replica_mesh
+from replicator.base.mesh import jax_devices, replica_mesh
 from replicator.base.types import Device
 from replicator.cli.tables import make_console, print_table
 from replicator.engine.replicated import ReplicatedLayout
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Print the table."""
     del arguments
-    devices = jax.devices()
+    devices = jax_devices()
     header = ("id", "platform", "kind", "process", "memory used", "of")
     print_table(header, [device_row(device) for device in devices])
     lines = mesh_lines(devices)

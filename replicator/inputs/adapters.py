@@ -191,7 +191,9 @@ def ending(name: str, dataset: Dataset, *, adapters: Sequence[Adapter] = ()) -> 
             lambda context: ending(name, dataset(context), adapters=adapters)
         )
     waiting = [dataset]
-    while waiting:
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            break
         part = waiting.pop()
         if _is_endless(part):
             kind = type(part)
@@ -208,6 +210,7 @@ def ending(name: str, dataset: Dataset, *, adapters: Sequence[Adapter] = ()) -> 
     return dataset
 
 
+_MOST_PARTS = 1000  # an object may make up its attributes
 _INNER = ("batch_sampler", "sampler", "_sampler", "_ex_iterable", "ex_iterable")
 
 

@@ -29,7 +29,7 @@ from replicator.base.host.fake_devices import (
     ENVIRONMENT_VARIABLE as FAKE_DEVICES_VARIABLE,
 )
 from replicator.base.host.paths import sync
-from replicator.base.mesh import replica_mesh
+from replicator.base.mesh import jax_devices, replica_mesh
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.launchers.detection import detect, explain
 from replicator.distributed.launchers.tpu_metadata import with_tpu_metadata
@@ -150,7 +150,7 @@ def look() -> Probe:
     handler.emit = lambda record: problems.append(record.getMessage())
     logging.getLogger("replicator").addHandler(handler)
     started_s = time.monotonic()
-    devices = jax.devices()
+    devices = jax_devices()
     total = _add_over_devices()
     seconds = time.monotonic() - started_s
     enable_compilation_cache()

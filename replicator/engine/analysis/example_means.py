@@ -217,7 +217,7 @@ class ShareRules(NestedRules[Share]):
                 powers = frozenset((n, min(r + 1, 3)) for n, r in mark.powers)
                 whole = whole._replace(powers=powers)
             return [whole] * len(eqn.outvars)
-        if dataflow.sub_jaxprs(eqn):
+        if dataflow.sub_jaxprs(eqn) or not eqn.outvars:
             return None
         origin = Origin(name, self.line_of(eqn))
         if self.is_backward(eqn):
