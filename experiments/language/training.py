@@ -40,7 +40,8 @@ class LanguageSettings(Settings):
 
     Attributes:
       strategy: How the step and its state are spread over devices.
-      fake_devices: How many stand in for others; REPLICATOR_FAKE_DEVICES goes first.
+      fake_devices: How many CPUs stand in for accelerators where there are none;
+        REPLICATOR_FAKE_DEVICES goes first.
       minutes: After so many the training ends, whatever step it is at.
       steps: Updates.
       global_batch: Windows of text per update.
@@ -119,9 +120,11 @@ class Outcome:
 
 
 def set_fake_devices(config: LanguageSettings) -> None:
-    """Let CPUs stand in for other devices, where no others are asked for."""
+    """Let CPUs stand in for accelerators, where JAX finds none."""
     if "REPLICATOR_FAKE_DEVICES" not in os.environ:
+        platforms = jax.config.values["jax_platforms"]
         replicator.fake_devices(config.fake_devices)
+        jax.config.update("jax_platforms", platforms)  # they go first
 
 
 def make_replicator(config: LanguageSettings, *, pieces: int) -> replicator.Replicator:

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,3 +32,18 @@ def test_a_model_that_knows_nothing_loses_the_same_on_every_token(size):
 
     found = held_out_loss(replicas(2), state, text, LanguageSettings(context=8))
     assert found == pytest.approx(np.log(256), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_cpus_stand_in_for_accelerators_only_where_there_are_none():
+    code = """
+import jax
+from experiments.language.training import LanguageSettings, set_fake_devices
+before = jax.config.jax_platforms
+set_fake_devices(LanguageSettings(fake_devices=3))
+assert jax.config.jax_platforms == before
+assert jax.device_count() == 3
+"""
+    named = "REPLICATOR_FAKE_DEVICES"
+    environment = {name: each for name, each in os.environ.items() if name != named}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
