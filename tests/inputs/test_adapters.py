@@ -132,7 +132,7 @@ def test_a_user_can_bring_an_adapter():
         (
             lambda context: None,
             "`dataset` must be an iterable of batches or a callable, got `NoneType`. "
-            "Hand over an adapter for it in `adapters`.",
+            "Pass the batches, or end the input function with `return`.",
         ),
     ],
 )

@@ -264,7 +264,8 @@ def _refuse_unused(
 ) -> None:
     """Refuse a step that makes an update, and returns the state without it.
 
-    A leaf that the step did not touch is the very array that it was given.
+    A leaf that the step did not touch is the very array that it was given. An optimizer
+    rests if its parameters stay as they came: then its state may, too.
     """
     kept = dict(named_leaves(after, is_leaf=is_optimizer_state))
     given = named_leaves(before, is_leaf=is_optimizer_state)
@@ -277,6 +278,9 @@ def _refuse_unused(
                 raise _unused(path, "its update alone")
         if numbers and all(kept.get(path) is own[path] for path in numbers):
             raise _unused(numbers[0], "it as it came")
+        mine = [path for path, leaf in own.items() if id(leaf) in old]
+        if mine and all(kept.get(path) is own[path] for path in mine):
+            continue
         for path, leaf in given:
             if moves and moves == _ids(leaf) == _ids(kept.get(path)):
                 raise StateError(
