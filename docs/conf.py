@@ -14,6 +14,7 @@ from benchmarks.docs.docstrings import to_rst
 from replicator.base.version import __version__
 
 project = "replicator"
+author = "the authors of replicator"
 release = version = __version__
 project_copyright = "the authors of replicator"
 extensions = [
