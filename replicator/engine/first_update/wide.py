@@ -80,12 +80,12 @@ def _done(eqn: core.JaxprEqn, inputs: list) -> list:
 def _wide_param(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_wide_param, value))
-    if isinstance(value, core.Jaxpr):
-        return _wide_param(core.ClosedJaxpr(value, ())).jaxpr
     if isinstance(value, core.ClosedJaxpr):
         avals: list[Any] = value.in_avals
         wide = [jax.ShapeDtypeStruct(a.shape, _wide_param(a.dtype)) for a in avals]
         return jax.make_jaxpr(lambda *xs: _run(value, xs))(*wide)
+    if isinstance(value, core.Jaxpr):  # from jax 0.12 on all of them are closed
+        return _wide_param(core.ClosedJaxpr(value, ())).jaxpr
     is_narrow = isinstance(value, np.dtype) and _is_narrow(value)
     return np.dtype(np.float32) if is_narrow else value
 
