@@ -38,6 +38,16 @@ class Task:
     batch: PyTree
 
 
+def of_plain_params(loss_fn: Callable[[PyTree, PyTree], jax.Array]) -> Callable:
+    """Return `Task.value_and_grad` of a loss whose model is its parameters."""
+
+    def value_and_grad(params: PyTree, batch: PyTree):
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        return (loss, params), grads
+
+    return value_and_grad
+
+
 def mlp(global_batch: int, *, sizes: Sequence[int] = (784, 128, 128, 10)) -> Task:
     """Return a plain MLP in plain dicts: no module machinery on the host."""
 
@@ -57,13 +67,9 @@ def mlp(global_batch: int, *, sizes: Sequence[int] = (784, 128, 128, 10)) -> Tas
             x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
         return _cross_entropy(x @ params[-1]["kernel"] + params[-1]["bias"], batch)
 
-    def value_and_grad(params: PyTree, batch: PyTree):
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        return (loss, params), grads
-
     return Task(
         init_model=init_model,
-        value_and_grad=value_and_grad,
+        value_and_grad=of_plain_params(loss_fn),
         params_of=lambda params: params,
         with_params=lambda _, params: params,
         batch=_examples(global_batch, sizes[0]),

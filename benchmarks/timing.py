@@ -62,8 +62,9 @@ def time_rounds(
     return times_s
 
 
-def seconds(run: Callable[[], None], clock: Clock) -> float:
+def seconds(run: Callable[[], object], clock: Clock | None = None) -> float:
     """Return how long `run()` takes."""
+    clock = clock or SystemClock()
     started_s = clock.now_s()
     run()
     return clock.now_s() - started_s

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 import optax
 
 import replicator
-from benchmarks.accelerator.measured import LeftOut, Parts, seconds
+from benchmarks.accelerator.measured import LeftOut, Parts
 from benchmarks.step.placed_step import jitted, use_placed
 from benchmarks.step.run_against import OURS, time_run_against
 from benchmarks.step.step_pair import (
@@ -21,8 +20,8 @@ from benchmarks.step.step_pair import (
     replicator_init,
     replicator_step,
 )
-from benchmarks.tasks import Task
-from benchmarks.timing import ratio
+from benchmarks.tasks import Task, of_plain_params
+from benchmarks.timing import ratio, seconds
 from replicator import strategies
 from replicator.base.mesh import split_over_replicas
 from replicator.base.types import PyTree
@@ -45,14 +44,16 @@ def _against_hand(name: str, strategy: Strategy | None, *, tiny: bool) -> Parts:
     rep = replicator.Replicator(strategy=strategy)
     width = 16 if tiny else 512
     rows = (8 if tiny else 64) * jax.device_count()
-    layers = functools.partial(_deep, width=width, rows=rows)
-    least_s, more_s = (_step_seconds(rep, layers(n), strategy) for n in (1, 65))
+    network = functools.partial(_Deep, width=width, rows=rows)
+    least_s, more_s = (_step_seconds(rep, network(layers=n), strategy) for n in (1, 65))
     layer_s = max(more_s - least_s, 1e-7) / 64
     for step_ms in STEP_MS[:2] if tiny else STEP_MS:
         count = 1 + max(0, round((step_ms / 1e3 - least_s) / layer_s))
         block = max(1, round((0.01 if tiny else 0.2) / step_ms * 1e3))
         rounds = 2 if tiny else 9
-        times_s = _time_loops(rep, layers(count), strategy, block=block, rounds=rounds)
+        times_s = _time_loops(
+            rep, network(layers=count), strategy, block=block, rounds=rounds
+        )
         key = f"{name}_{step_ms:g}ms"
         hand = times_s["by hand"]
         yield {
@@ -64,45 +65,45 @@ def _against_hand(name: str, strategy: Strategy | None, *, tiny: bool) -> Parts:
         raise LeftOut("steps of a toy are short")
 
 
-def _deep(layers: int, *, width: int, rows: int) -> Task:
-    """Return a network that multiplies by one matrix so many times."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Deep:
+    """A network that multiplies by one matrix so many times."""
 
-    def loss_fn(params: PyTree, batch: PyTree) -> jax.Array:
+    layers: int
+    width: int
+    rows: int
+
+    def loss(self, params: PyTree, batch: PyTree) -> jax.Array:
         def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
             return jnp.tanh(x @ params["w"]), None
 
-        x, _ = jax.lax.scan(layer, batch["x"], length=layers)
+        x, _ = jax.lax.scan(layer, batch["x"], length=self.layers)
         return jnp.square((x * params["v"]).sum(-1) - batch["y"]).mean()
 
-    def init_model(key: jax.Array) -> PyTree:
-        w = jax.random.normal(key, (width, width)) * width**-0.5
-        return {"w": w, "v": jnp.ones(width)}
+    def init(self, key: jax.Array) -> PyTree:
+        w = jax.random.normal(key, (self.width, self.width)) * self.width**-0.5
+        return {"w": w, "v": jnp.ones(self.width)}
 
-    rng = np.random.default_rng(0)
-    return Task(
-        init_model=init_model,
-        value_and_grad=_plain(loss_fn),
-        params_of=lambda params: params,
-        with_params=lambda _, params: params,
-        batch={
-            "x": rng.standard_normal((rows, width), np.float32),
-            "y": rng.standard_normal(rows, np.float32),
-        },
-    )
-
-
-def _plain(loss_fn: Callable[[PyTree, PyTree], jax.Array]) -> Callable:
-    def value_and_grad(params: PyTree, batch: PyTree):
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        return (loss, params), grads
-
-    return value_and_grad
+    def task(self) -> Task:
+        """Return its training on random numbers."""
+        rng = np.random.default_rng(0)
+        return Task(
+            init_model=self.init,
+            value_and_grad=of_plain_params(self.loss),
+            params_of=lambda params: params,
+            with_params=lambda _, params: params,
+            batch={
+                "x": rng.standard_normal((self.rows, self.width), np.float32),
+                "y": rng.standard_normal(self.rows, np.float32),
+            },
+        )
 
 
 def _by_hand(
-    rep: replicator.Replicator, task: Task, strategy: Strategy | None
+    rep: replicator.Replicator, network: _Deep, strategy: Strategy | None
 ) -> OwnLoop:
     """Return the loop as one writes it without this library."""
+    task = network.task()
     tx, batches = optax.adamw(1e-3), itertools.repeat(task.batch)
     rows = rep.layout.batch_shardings(task.batch, axis=0)
     if strategy is None:
@@ -112,40 +113,36 @@ def _by_hand(
     state = rep.init(replicator_init(task, tx))
     kept = jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def value_and_grad(params: PyTree, batch: PyTree):
-        def loss_fn(params: PyTree, batch: PyTree) -> jax.Array:
-            use = functools.partial(use_placed, "whole")
-            whole = jax.tree.map(use, params, kept["model"])
-            return task.value_and_grad(whole, batch)[0][0]
+    def loss_fn(params: PyTree, batch: PyTree) -> jax.Array:
+        use = functools.partial(use_placed, "whole")
+        return network.loss(jax.tree.map(use, params, kept["model"]), batch)
 
-        return _plain(loss_fn)(params, batch)
-
-    by_hand = dataclasses.replace(task, value_and_grad=value_and_grad)
+    by_hand = dataclasses.replace(task, value_and_grad=of_plain_params(loss_fn))
     return OwnLoop(jitted(by_hand, tx, kept), state, batches, sharding=rows)
 
 
 def _step_seconds(
-    rep: replicator.Replicator, task: Task, strategy: Strategy | None
+    rep: replicator.Replicator, network: _Deep, strategy: Strategy | None
 ) -> float:
-    loop = _by_hand(rep, task, strategy)
+    loop = _by_hand(rep, network, strategy)
     loop.run(3)
     return min(seconds(lambda: loop.run(20)) for _ in range(3)) / 20
 
 
 def _time_loops(
     rep: replicator.Replicator,
-    task: Task,
+    network: _Deep,
     strategy: Strategy | None,
     *,
     block: int,
     rounds: int,
 ) -> dict[str, list[float]]:
-    optimizer = rep.wrap_optimizer(optax.adamw(1e-3))
+    task, optimizer = network.task(), rep.wrap_optimizer(optax.adamw(1e-3))
     step, init = replicator_step(task, optimizer), replicator_init(task, optimizer)
     rows = rep.layout.batch_shardings(task.batch, axis=0)
     batches = itertools.repeat(task.batch)
     own = OwnLoop(rep.compile(step), rep.init(init), batches, sharding=rows)
-    hand = _by_hand(rep, task, strategy)
+    hand = _by_hand(rep, network, strategy)
     return time_run_against(
         lambda hook: rep.run(
             step,

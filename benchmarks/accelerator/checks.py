@@ -17,9 +17,9 @@ from benchmarks.accelerator.measured import (
     Parts,
     memory_limit,
     peak_memory,
-    seconds,
 )
 from benchmarks.step.step_pair import replicator_init, replicator_step
+from benchmarks.timing import seconds
 from models.resnet import ConvNorm
 from replicator import strategies
 from replicator.base.types import PyTree

@@ -1,7 +1,6 @@
 """Numbers of a part, why one may be missing, and how all parts measure."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -15,13 +14,6 @@ Parts: TypeAlias = Iterator[Numbers]
 
 class LeftOut(Exception):
     """The rest of a part cannot be measured here; the message is the reason."""
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    began_s = time.monotonic()
-    call()
-    return time.monotonic() - began_s
 
 
 def memory_limit() -> float:

@@ -18,10 +18,10 @@ from benchmarks.accelerator.measured import (
     Parts,
     memory_limit,
     peak_memory,
-    seconds,
 )
 from benchmarks.step.step_pair import OwnLoop, replicator_init, replicator_step
 from benchmarks.tasks import Task
+from benchmarks.timing import seconds
 from models.attention import fastest_attention
 from models.resnet import ResNet
 from replicator import strategies

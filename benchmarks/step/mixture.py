@@ -8,7 +8,6 @@ is cut, so that no device needs another's.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import optax
 from jax import Array
 
 from benchmarks.step.placed_step import jitted, use_placed
-from benchmarks.tasks import Task
+from benchmarks.tasks import Task, of_plain_params
 from replicator.base.types import Key, PyTree
 
 EXPERTS = 8
@@ -52,7 +51,7 @@ def mixture(
     tokens = np.random.default_rng(0).integers(0, vocabulary, shape, np.int32)
     return Task(
         init_model=init_model,
-        value_and_grad=_value_and_grad(_loss),
+        value_and_grad=of_plain_params(_loss),
         params_of=lambda params: params,
         with_params=lambda _, params: params,
         batch={"tokens": tokens},
@@ -74,16 +73,8 @@ def placed_mixture(
         use = functools.partial(use_placed, "whole")
         return _loss(jax.tree.map(use, params, shardings["model"]), batch)
 
-    by_hand = dataclasses.replace(task, value_and_grad=_value_and_grad(loss_fn))
+    by_hand = dataclasses.replace(task, value_and_grad=of_plain_params(loss_fn))
     return jitted(by_hand, tx, shardings)
-
-
-def _value_and_grad(loss_fn: Callable[[PyTree, PyTree], Array]) -> Callable:
-    def value_and_grad(params: PyTree, batch: PyTree):
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        return (loss, params), grads
-
-    return value_and_grad
 
 
 def _loss(params: PyTree, batch: PyTree) -> Array:

@@ -186,14 +186,13 @@ class ShareRules(NestedRules[Share]):
     """
 
     clean = _NOTHING
+    rows: int
+    given: dict[Any, Share] = dataclasses.field(default_factory=dict)
 
     def literal(self, atom: core.Literal) -> Share:
         """Return the mark of a number: the powers in it."""
         powers = None if jnp.ndim(atom.val) else _powers_of(float(atom.val))
         return _NOTHING if powers is None else Share(powers=powers)
-
-    rows: int
-    given: dict[Any, Share] = dataclasses.field(default_factory=dict)
 
     def join(self, marks: Sequence[Share]) -> Share:
         """Return the mark of a value that follows from all of these."""
