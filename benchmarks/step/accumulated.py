@@ -10,24 +10,15 @@ import optax
 from jax import lax
 from jax.sharding import Mesh
 
-from benchmarks.step.step_pair import OwnLoop, hand_written_state, on_every_replica
+from benchmarks.step.step_pair import (
+    OwnLoop,
+    hand_written_state,
+    hand_written_step,
+    on_every_replica,
+)
 from benchmarks.tasks import Task
 from replicator.base.mesh import split_over_replicas
 from replicator.base.types import PyTree
-
-
-def multi_steps(task: Task, tx: optax.GradientTransformation, mesh: Mesh):
-    """Return the mini-step of a MultiSteps user, jitted over the mesh."""
-
-    def step_fn(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        (loss, model), grads = task.value_and_grad(state["model"], batch)
-        grads, loss = lax.pmean((grads, loss), "replica")
-        params = task.params_of(model)
-        updates, opt = tx.update(grads, state["opt"], params)
-        model = task.with_params(model, optax.apply_updates(params, updates))
-        return {"model": model, "opt": opt}, {"loss": loss}
-
-    return on_every_replica(step_fn, mesh)
 
 
 def multi_steps_mean_inside(task: Task, tx: Any, mesh: Mesh, microbatches: int):
@@ -103,7 +94,7 @@ def scanned_loop(task: Task, mesh: Mesh, *, microbatches: int) -> OwnLoop:
 def multi_steps_loop(task: Task, mesh: Mesh, *, microbatches: int) -> OwnLoop:
     """Return the loop around MultiSteps as most write it."""
     tx = optax.MultiSteps(optax.adam(1e-3), microbatches).gradient_transformation()
-    return _in_turn(task, tx, multi_steps(task, tx, mesh), mesh, microbatches)
+    return _in_turn(task, tx, hand_written_step(task, tx, mesh), mesh, microbatches)
 
 
 def mean_inside_loop(task: Task, mesh: Mesh, *, microbatches: int) -> OwnLoop:
