@@ -83,8 +83,7 @@ BARS = (
     _bar("house", "root_modules", "<=", 6),
     _bar("house", "largest_folder", "<=", 14),
     _bar("house", "circles", "==", 0),
-    # 600 fewer than at e306ca1, and 400 of the first hour.
-    _bar("house", "code_lines", "<=", 45_730),
+    _bar("house", "code_lines", "<=", 45_330),  # 600 fewer than at e306ca1
     _bar("house", "speech_words", "<=", 6),
     _bar("house", "relative_openings", "<=", 2),
     _bar("house", "shared_class_names", "<=", 15),

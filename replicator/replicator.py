@@ -14,14 +14,10 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar, overload
 import optax
 from jax.sharding import Mesh
 
+from replicator.base import tracebacks
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
-from replicator.base.tracebacks import (
-    check_environment,
-    short_traceback,
-    short_tracebacks,
-)
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.retention import Retention
 from replicator.distributed import same_everywhere
@@ -66,7 +62,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@short_tracebacks
+@tracebacks.short_tracebacks
 class Replicator:
     """Run what one replica does on many devices.
 
@@ -74,10 +70,9 @@ class Replicator:
       num_replicas: Number of devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
       strategy: A strategy of `replicator.strategies`, by which a step and its state
-        are spread. By default each device has a replica; one that partitions
-        makes one replica of all devices. A function `(variables, devices)` of your own
-        that returns a strategy is called when the first state is made; from then on a
-        state of another model is refused.
+        are spread. By default each device has a replica; one that partitions makes one
+        of all devices. A function `(variables, devices)` that returns a strategy is
+        called when the first state is made; another model's state is refused then.
       reduction: `"fast"` leaves the order in which gradients add up to XLA. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; another product of the two adds in another order. One
@@ -88,8 +83,7 @@ class Replicator:
 
     Raises:
       ArgumentError: An argument is out of range.
-      DistributedError: `replicator launch` started this process as one of several, and
-        it has not joined them.
+      DistributedError: This process is one of several, and has not joined them.
       TooLateError: JAX's own `initialize` made a group whose CPU devices would hang.
     """
 
@@ -103,7 +97,7 @@ class Replicator:
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,
     ) -> None:
-        check_environment()
+        tracebacks.check_environment()
         optimizers.check_reduction(reduction)
         check_flags(compilation_cache=compilation_cache)
         require_joined()
@@ -326,8 +320,7 @@ class Replicator:
           start: Position to begin at: the `position` of the last batch that was used.
 
         Returns:
-          An iterator of `Placed` batches that a compiled step takes; close it when
-          done.
+          Iterator of `Placed` batches for a compiled step; close it when done.
 
         >>> with rep.batches(dataset, replicator.InputOptions(epochs=1)) as batches:
         ...     sizes = [batch.examples for batch in batches]
@@ -603,8 +596,7 @@ class Replicator:
           eval_fn: `eval_fn(state, batch)` gets `block` examples and returns a dict of
             metrics: arrays with one row per example, which are averaged, or declared
             ones, weighted by `batch["mask"]`.
-          dataset: A finite iterable of batches of any sizes, or `input_fn(context)`. It
-            is read once.
+          dataset: Finite iterable of batches of any sizes, or `input_fn(context)`.
           state: As from `init`, a compiled step or `run`; neither changed nor donated.
           inputs: Options of reading the dataset; see `Evaluation`.
           block: Examples per call of `eval_fn`; bits depend on it.
@@ -672,7 +664,7 @@ def _on_all_devices(
 ) -> Callable[P, R]:
     """Return a method of `Replicator` as a function on all devices."""
 
-    @short_traceback
+    @tracebacks.short_traceback
     @functools.wraps(method)
     def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:
         return method(Replicator(), *args, **arguments)

@@ -212,9 +212,8 @@ class Session:
             while self._opened.loop.goes_on:
                 self._spec.phases.enter("input")
                 yield self.steps_done + 1
-            with short_traceback:  # the caller's block is no call of ours
-                if self._ends():
-                    return
+            if short_traceback(self._ends)():  # not over `yield`: that is the caller's
+                return
 
     @in_no_mesh
     def step(self, batch: PyTree, *, metrics: PyTree = None) -> PyTree:
@@ -260,8 +259,7 @@ class Session:
     def compile(self, step_fn: StepFn) -> Callable[..., PyTree]:
         """Lift a step of the loop's own: `metrics = step(batch[, key])`.
 
-        It updates `session.state`. As `rep.compile` otherwise; the watchdog knows that
-        a step is made or compiled.
+        It updates `session.state`; otherwise as `rep.compile`, under the watchdog.
 
         >>> with rep.session(dataset=dataset, init_fn=init_fn, steps=3) as session:
         ...     critic = session.compile(critic_step_fn)
@@ -273,14 +271,12 @@ class Session:
           step_fn: Step of one replica.
 
         Raises:
-          ArgumentError: `step_fn` is not a function of a state and a batch, or the
-            session has one already.
+          ArgumentError: `step_fn` is not a step, or the session has one already.
         """
         self._require_own_steps("compile")
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
         compiled = self._spec.own_step(step_fn)
 
-        @short_traceback
         def step(batch: PyTree, key: Key | None = None) -> PyTree:
             loop = self._opened.loop
             loop.require_room(1)
@@ -290,7 +286,7 @@ class Session:
             loop.in_turn = True  # still in the phase `step`: no signal is handled here
             return metrics
 
-        return step
+        return short_traceback(step)
 
     @in_no_mesh
     def after(
