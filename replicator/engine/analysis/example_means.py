@@ -221,7 +221,7 @@ class ShareRules(NestedRules[Share]):
         origin = Origin(name, self.line_of(eqn))
         if self.is_backward(eqn):
             mark = mark._replace(gradient=True)
-        if name in ("mul", "div"):
+        if name in _PRODUCTS:
             mark = mark._replace(powers=_multiplied(eqn, marks))
         if name in _PRODUCTS or name not in _LINEAR:
             mark = self._nonlinear(eqn, marks, mark, origin)
