@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from replicator.base.accepts import accepts, items, text
 from replicator.distributed.agreement import Json
 from replicator.errors import (
     ArgumentError,
@@ -37,6 +38,7 @@ PART_BYTES = 1 << 26
 """Most bytes of one answer."""
 
 _MOST_RANK = 32
+_MOST_PARTS = 1 << 15
 _OFFER, _READ = "offer_pieces", "read_pieces"
 
 
@@ -154,22 +156,40 @@ def offer_pieces(server: Server, find: Callable[[str], Offered | None]) -> Serve
     Returns:
       The server.
     """
+    giver = _Giver(find)
+    return server.bind(_OFFER, giver.offer).bind(_READ, giver.read)
 
-    def offer(name: str) -> dict[str, Json] | None:
-        found = find(name)
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_part(value: Any) -> bool:
+    return (
+        type(value) in (list, tuple) and len(value) == 3 and all(map(_is_size, value))
+    )
+
+
+class _Giver:
+    def __init__(self, find: Callable[[str], Offered | None]) -> None:
+        self._find = find
+
+    @idempotent
+    @accepts(name=text())
+    def offer(self, name: str) -> dict[str, Json] | None:
+        found = self._find(name)
         return None if found is None else found[0].as_json()
 
-    def read(name: str, parts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        found = find(name)
+    @idempotent
+    @accepts(name=text(), parts=items("parts of pieces", _is_part, _MOST_PARTS))
+    def read(self, name: str, parts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        found = self._find(name)
         if found is None:  # it was offered a moment ago
             raise LookupError(f"`{name}` is not offered any more")
         return [
             np.frombuffer(memoryview(found[1](number))[begin:end], np.uint8)
             for number, begin, end in parts
         ]
-
-    server.bind(_OFFER, idempotent(offer))
-    return server.bind(_READ, idempotent(read))
 
 
 def take_pieces(
@@ -201,23 +221,7 @@ def take_pieces(
       RemoteError: The giver failed, or offers the tree no longer.
     """
     until_s = time.monotonic() + timeout_s
-
-    def call(method: str, *args: Any) -> Any:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
-            raise CallTimeoutError(
-                f"`{name}` of {giver.address} must arrive within {timeout_s:g} s, but "
-                "did not. See why it is slow, or allow more."
-            )
-        return giver.call(method, args, timeout_s=left_s)
-
-    found = call(_OFFER, name)
-    if found is None:
-        raise ArgumentError(
-            f"`name` must be a tree that {giver.address} offers, got {name!r}. Ask "
-            "for another."
-        )
-    tree = PieceTree.from_json(found)
+    tree = read_offer(giver, name, timeout_s=timeout_s)
     wanted = list(range(len(tree.pieces)) if choose is None else choose(tree))
     total = sum(tree.pieces[number].num_bytes for number in wanted)
     if total > most_bytes:
@@ -225,9 +229,40 @@ def take_pieces(
             f"The pieces taken of `{name}` must have at most {most_bytes} bytes, got "
             f"{total}. Take fewer at once."
         )
+    left_s = until_s - time.monotonic()
+    return tree, read_pieces(giver, name, tree, wanted, timeout_s=left_s)
+
+
+def read_offer(giver: Client, name: str, *, timeout_s: float) -> PieceTree:
+    """Return the description of a tree; arguments and errors as of `take_pieces`."""
+    found = giver.call(_OFFER, [name], timeout_s=timeout_s)
+    if found is None:
+        raise ArgumentError(
+            f"`name` must be a tree that {giver.address} offers, got {name!r}. Ask "
+            "for another."
+        )
+    return PieceTree.from_json(found)
+
+
+def read_pieces(
+    giver: Client,
+    name: str,
+    tree: PieceTree,
+    wanted: Iterable[int],
+    *,
+    timeout_s: float,
+) -> dict[int, np.ndarray]:
+    """Return pieces of a tree by number; arguments and errors as of `take_pieces`."""
+    until_s = time.monotonic() + timeout_s
     rooms = {number: bytearray(tree.pieces[number].num_bytes) for number in wanted}
     for parts in _parts({number: len(room) for number, room in rooms.items()}):
-        answers = call(_READ, name, parts)
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise CallTimeoutError(
+                f"`{name}` of {giver.address} must arrive within {timeout_s:g} s, but "
+                "did not. See why it is slow, or allow more."
+            )
+        answers = giver.call(_READ, [name, parts], timeout_s=left_s)
         try:
             for (number, begin, end), part in zip(parts, answers, strict=True):
                 memoryview(rooms[number])[begin:end] = part
@@ -236,7 +271,7 @@ def take_pieces(
                 f"{giver.address} must send what was asked of `{name}`, got something "
                 f"else ({error})."
             ) from None
-    return tree, {number: tree.pieces[number].array(rooms[number]) for number in wanted}
+    return {number: tree.pieces[number].array(room) for number, room in rooms.items()}
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
@@ -261,7 +296,7 @@ def _parts(sizes: dict[int, int]) -> Iterator[list[tuple[int, int, int]]]:
             parts.append((number, begin, end))
             room -= end - begin
             begin = end
-            if not room:
+            if not room or len(parts) == _MOST_PARTS:
                 yield parts
                 parts, room = [], PART_BYTES
     if parts:
@@ -274,7 +309,7 @@ def _piece(fields: Any) -> Piece:
     is_right = (
         isinstance(name, str)
         and len(start) == len(shape) <= _MOST_RANK
-        and all(type(size) is int and size >= 0 for size in (*start, *shape, crc32))
+        and all(map(_is_size, (*start, *shape, crc32)))
     )
     if not is_right:
         raise ValueError(f"the piece {str(fields)[:80]}")
