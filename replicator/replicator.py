@@ -344,6 +344,7 @@ class Replicator:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
+        memory_copy_every: int | Every | None = None,
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -367,7 +368,8 @@ class Replicator:
         The options are the fields of `replicator.options.RunOptions`, which describes
         each of them. The step: `accumulate`, `auto_microbatch`, `memory_limit_bytes`,
         `steps_per_call`, `checks`, `check_first_updates`, `debug`. Around it: `inputs`,
-        `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`.
+        `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`,
+        `memory_copy_every`.
         Evaluation: `eval_*`, `follow`. Records: `directory`, `write_every`,
         `gradient_norm`, `display`, `profile`. Bad numbers: `on_nonfinite`, `spikes`.
 
@@ -415,6 +417,7 @@ class Replicator:
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
             retention=retention,
+            memory_copy_every=memory_copy_every,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             eval_every=eval_every,
@@ -461,6 +464,7 @@ class Replicator:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
+        memory_copy_every: int | Every | None = None,
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -508,6 +512,7 @@ class Replicator:
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
             retention=retention,
+            memory_copy_every=memory_copy_every,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             eval_every=eval_every,

@@ -64,6 +64,10 @@ class WriterLock:
       directory: Directory, which must exist.
       disk: The file system.
       name: Stem of the lock's files in the directory.
+
+    Attributes:
+      token: Token of this owner; empty until `acquire` has returned.
+      token_before: Token of the owner before it; empty if there was none.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, name: str = _NAME):
@@ -73,6 +77,7 @@ class WriterLock:
         self._disk = disk
         self._handle: int | None = None
         self._owner: Owner | None = None
+        self.token = self.token_before = ""
 
     def acquire(self, *, above: int) -> int:
         """Become the owner, at once or not at all.
@@ -107,6 +112,7 @@ class WriterLock:
             os.close(handle)
             raise
         self._handle, self._owner = handle, owner
+        self.token, self.token_before = owner.token, last.token if last else ""
         register_fork_drop(self)  # a forked input worker holds none when we are killed
         return owner.generation
 

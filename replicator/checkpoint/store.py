@@ -16,6 +16,7 @@ from replicator.base.types import PyTree
 from replicator.checkpoint import commit as commits
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
+from replicator.checkpoint.copies.copies import MemoryCopies, require_keeper
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group, require_shared
 from replicator.checkpoint.lock import WriterLock
@@ -64,6 +65,8 @@ class CheckpointStore:
       timeout_s: Longest wait of a call for a save, or for another process, in seconds.
       together: Whether all processes of the program save and restore together; by
         default, if there are several. If not, each needs a directory of its own.
+      copies: Whether states are copied to launchers (`copy_nowait`), too, and restored
+        from there.
 
     Raises:
       ArgumentError: A number is out of range.
@@ -79,8 +82,11 @@ class CheckpointStore:
         failures_allowed: int = 3,
         timeout_s: float = 600.0,
         together: bool | None = None,
+        copies: bool = False,
     ):
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
+        if copies:
+            require_keeper()
         self._directory = checked_path("directory", directory)
         self._retention = retention or Retention()
         self._disk = disk or Disk()
@@ -92,6 +98,8 @@ class CheckpointStore:
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
+        self._has_copies = copies
+        self._copies: MemoryCopies | None = None
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
@@ -103,8 +111,16 @@ class CheckpointStore:
         """
         if self._saver is not None:
             return self
-        self._group.lead("open", self._take_over)
+        lines = self._group.lead("open", self._take_over)
         require_shared(self._directory, self._group, self._disk)
+        if self._has_copies:
+            self._copies = MemoryCopies(
+                self._group,
+                run=str(self._directory.absolute()),
+                clock=self._clock,
+                timeout_s=self._timeout_s,
+            )
+            self._copies.take_over(*lines, generation=self._generation)
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -157,6 +173,33 @@ class CheckpointStore:
         saver.wait()
         saver.raise_if_failed(in_a_row=1)
 
+    def copy_nowait(self, snapshot: Snapshot) -> bool:
+        """Begin to copy a state to the launchers; return when it may be donated.
+
+        While a copy of any process is on its way, another is not begun.
+
+        Args:
+          snapshot: Snapshot to copy.
+
+        Returns:
+          Whether a copy was begun. A failure is logged, and counts for no one.
+
+        Raises:
+          ArgumentError: The store has no `copies`, or a launcher has no room for them.
+        """
+        if self._copies is None:
+            raise ArgumentError(
+                "`copies` must be True in an open store to copy a state, got a store "
+                "without. Write `with CheckpointStore(directory, copies=True):`."
+            )
+        own = plain_json(snapshot.own, "own")
+        mine = {"busy": self._copies.is_busy(), "own": own}
+        replies = self._group.share("copy", mine)
+        if any(reply["busy"] for reply in replies):
+            return False
+        self._copies.start(self._draft(snapshot, [reply["own"] for reply in replies]))
+        return True
+
     def wait(self) -> None:
         """Wait until no save runs, whether it succeeded or not.
 
@@ -172,6 +215,9 @@ class CheckpointStore:
         Raises:
           TimeoutError: It took longer than `timeout_s`; the lock is kept.
         """
+        if self._copies is not None:
+            self._copies.close()
+            self._copies = None
         if self._saver is not None:
             self._saver.close()
             self._saver = None
@@ -187,6 +233,11 @@ class CheckpointStore:
     def counts(self) -> SaveCounts:
         """Numbers of saves since the store was opened."""
         return self._saver.counts if self._saver is not None else SaveCounts()
+
+    @property
+    def copied_step(self) -> int | None:
+        """The last step that was copied; None before there is one."""
+        return None if self._copies is None else self._copies.last_step
 
     def steps(self) -> tuple[int, ...]:
         """List the saved steps, in the order in which they were saved.
@@ -238,12 +289,26 @@ class CheckpointStore:
         wanted = reading.Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
             return reading.restore_step(self._directory, step, wanted)
+        if self._copies is None or like is None:
+            return self._restore_newest(wanted)
+        kept = self._group.lead("newest", lambda: [each.step for each in self._kept])
+        restored = self._copies.restore(wanted, newest=kept[-1] if kept else -1)
+        restored = restored or self._restore_newest(wanted)
+        self._copies.drop(above=-1 if restored is None else restored.step)
+        return restored
+
+    def _restore_newest(self, wanted: reading.Wanted) -> reading.Restored | None:
         alone = Group(together=False, timeout_s=self._timeout_s)
-        group = alone if like is None else self._group
+        group = alone if wanted.like is None else self._group
         restored = reading.restore_newest(self._directory, wanted, group)
         if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
         return restored
+
+    def drop_copies(self, *, above: int = -1) -> None:
+        """End the copies of steps above one; by default all, as the run has ended."""
+        if self._copies is not None:
+            self._copies.drop(above=above)
 
     def discard_after(self, step: int) -> tuple[int, ...]:
         """Delete the checkpoints after a step, for a run that goes back to it.
@@ -260,6 +325,7 @@ class CheckpointStore:
           TimeoutError: A save took too long.
         """
         self._require_open().wait()
+        self.drop_copies(above=step)
         return tuple(self._group.lead("discard", lambda: self._discard_after(step)))
 
     def _discard_after(self, step: int) -> list[int]:
@@ -274,7 +340,7 @@ class CheckpointStore:
         self._kept = tuple(saved for saved in self._kept if saved.step <= step)
         return later
 
-    def _take_over(self) -> None:
+    def _take_over(self) -> list[str]:
         try:
             self._make_directory()
             manifests = ()
@@ -291,6 +357,7 @@ class CheckpointStore:
         if left:
             _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
+        return [self._lock.token_before, self._lock.token]
 
     def _make_directory(self) -> None:
         """Make the directory durably, with its parents."""

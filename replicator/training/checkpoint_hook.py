@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -91,6 +92,11 @@ class SaveCheckpoints(Hook):
         assert spec.checkpointing is not None
         self._store = store
         self._trigger = spec.checkpointing.when.trigger()
+        copies = spec.checkpointing.copies
+        self._copy_trigger = None if copies is None else copies.trigger()
+        self._safe_step = -1  # the last that was reported
+        # Held while hooks flush: the threads that save and that copy may both ask.
+        self._flushing = threading.Lock()
         self._reports = reports
         self._hooks = hooks
         self._ranks_by = spec.checkpointing.retention.metric
@@ -110,6 +116,10 @@ class SaveCheckpoints(Hook):
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
         self._log_outcome(event.step)
+        copies = self._copy_trigger
+        if copies is not None and copies.pulled(event) and event.goes_on():
+            event.show_metrics()  # first, as below
+            self._store.copy_nowait(self._snapshot(event))
         # After the last step `on_end` saves, with what hooks do at the end.
         if self._trigger.pulled(event) and event.goes_on():
             # Shown first, so that bad numbers raise before they are saved; and metrics
@@ -136,6 +146,7 @@ class SaveCheckpoints(Hook):
         self._require_ranked(event.step)
         if not self._is_saved(event):
             self._store.save(self._snapshot(event))
+        self._store.drop_copies()  # the disk has a later step than they
         self._log_outcome(event.step)
         self._raise_failure()
 
@@ -194,19 +205,23 @@ class SaveCheckpoints(Hook):
 
     def _late(self, metrics: PyTree) -> dict[str, Any]:
         """Flush reports up to this step: a resumed run does not repeat them."""
-        for hook in [*self._reports, *self._hooks]:
-            try:
-                hook.flush()
-            except Exception as failure:  # raised by the loop's next call
-                self._failure = self._failure or failure
+        with self._flushing:
+            for hook in [*self._reports, *self._hooks]:
+                try:
+                    hook.flush()
+                except Exception as failure:  # raised by the loop's next call
+                    self._failure = self._failure or failure
         return {"last_metrics": None if metrics is None else result_as_json(metrics)}
 
     def _log_outcome(self, step: int) -> None:
         """Log the newest commit and the newest failure, if not logged yet."""
         before, self._logged = self._logged, self._store.counts
         now = self._logged
+        safe = max(now.last_step or -1, self._store.copied_step or -1)
+        if safe > self._safe_step:
+            self._safe_step = safe
+            report_progress(safe)
         if now.saved > before.saved and now.last_step is not None:
-            report_progress(now.last_step)
             self._log("saved", step=now.last_step, seconds=now.last_save_s)
         if now.failed > before.failed:
             self._log("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
@@ -228,6 +243,7 @@ def open_store(spec: RunSpec) -> CheckpointStore:
         retention=checkpoints.retention,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
         together=spec.together,
+        copies=checkpoints.copies is not None,
     )
     return store.open()
 
@@ -250,6 +266,8 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
         found = store.restore(first, shardings=spec.layout.state_shardings(first))
     if found is None:
         return Resumed(state=spec.first.born(), position=Position(), began=began)
+    if spec.checkpointing is not None and spec.checkpointing.copies is not None:
+        spec.log_once("restored", step=found.step, source=found.source)
     if found.meta.get("random_streams") != RANDOM_STREAMS:
         _log.warning(
             "The checkpoint of step %d is from another version of replicator: from "

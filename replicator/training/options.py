@@ -16,6 +16,7 @@ import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
+from replicator.checkpoint.copies.copies import require_keeper
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (
@@ -74,6 +75,9 @@ class RunOptions:
       checkpoint_every: Steps between saves, or a schedule such as
         `options.every(seconds=600)`.
       retention: Rule for checkpoints to keep; the last three by default.
+      memory_copy_every: Steps between copies of the whole run in the memory of
+        `replicator launch`, or a schedule: after a death of processes the run goes on
+        from there. A step that is copied shows its metrics at once. None makes none.
       eval_fn: Evaluation: a function as in `Replicator.evaluate`; tried on one batch
         before the first step.
       eval_dataset: Dataset to evaluate on, read anew each time; several by name,
@@ -117,6 +121,7 @@ class RunOptions:
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | Every = 100
     retention: Retention | None = None
+    memory_copy_every: int | Every | None = None
 
     eval_fn: EvalFn | None = None
     eval_dataset: Dataset | Mapping[str, Dataset] | None = None
@@ -197,11 +202,13 @@ class Checkpointing:
       directory: Directory of the checkpoints of this run and of no other.
       when: Schedule of saves; the last step is saved, too.
       retention: Rule for checkpoints to keep.
+      copies: Schedule of copies in the memory of launchers; None for none.
     """
 
     directory: Path
     when: Every
     retention: Retention
+    copies: Every | None = None
 
 
 def checkpointing_of(options: RunOptions) -> Checkpointing | None:
@@ -217,17 +224,23 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
     """
     directory, retention = options.checkpoint_dir, options.retention
     check_kind("retention", retention, Retention)
+    given = {"retention": retention, "memory_copy_every": options.memory_copy_every}
     if directory is None:
-        if retention is not None:
+        for name in (name for name, value in given.items() if value is not None):
             raise ArgumentError(
-                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
-                "or leave `retention` out."
+                f"`checkpoint_dir` must be given with `{name}`, got None. Pass it, or "
+                f"leave `{name}` out."
             )
         return None
+    copies = None
+    if options.memory_copy_every is not None:
+        copies = _as_schedule("memory_copy_every", options.memory_copy_every)
+        require_keeper()
     return Checkpointing(
         when=_as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_path("checkpoint_dir", directory),
         retention=retention or Retention(),
+        copies=copies,
     )
 
 

@@ -27,8 +27,10 @@ import numpy as np
 
 from replicator.base.accepts import accepts, is_array, items, plain, text, whole
 from replicator.distributed.piece_transfer import Offered, PieceTree, offer_pieces
+from replicator.errors import ArgumentError
 from replicator.rpc.codec.message_limits import MessageLimits
 from replicator.rpc.server.server import Server
+from replicator.rpc.transports.addresses import parse
 
 VARIABLE = "REPLICATOR_KEEPER"
 """Address of the keeper of a process's host."""
@@ -205,6 +207,10 @@ def serve_keeper(folder: Path, *, most_bytes: int | None = None) -> Iterator[dic
         most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     keeper = Keeper(most_bytes)
     address = f"unix:{folder / 'keeper' / 'socket'}"
+    try:
+        parse(address)
+    except ArgumentError:  # too long for a socket: then in a folder of its own
+        address = "unix:"
     server = Server(keeper, name="keeper", address=address, limits=LIMITS)
     with offer_pieces(server, keeper._find):
         yield {VARIABLE: server.address}

@@ -10,7 +10,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
@@ -45,6 +46,7 @@ def launch(
     *,
     devices_per_process: int | None = None,
     environ: Mapping[str, str] | None = None,
+    beside: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None,
 ) -> int:
     """Run a command as a group of processes on this host until it has ended.
 
@@ -56,6 +58,8 @@ def launch(
       policy: Number of processes, restarts and time limits.
       devices_per_process: Fake CPU devices for each; by default those it finds.
       environ: The environment to start from; this process's by default.
+      beside: Opens what serves the processes, over all restarts; gets a folder of this
+        user alone, and yields variables for them.
 
     Returns:
       0 if all ended well, otherwise the code of the first failure since there was
@@ -82,6 +86,8 @@ def launch(
         # This folder is private to the user. It is deleted here, or by a guard if this
         # launcher is killed.
         environ |= _share_secret(policy, environ, Path(folder))
+        if beside is not None:
+            environ |= stack.enter_context(beside(Path(folder)))
         group = _Group(command, policy, environ, Path(folder))
         # What is ignored stays so: nohup ignores SIGHUP.
         taken = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
