@@ -1,0 +1,149 @@
+"""Kill one process of a group, and time the way to its next step: from memory.
+
+`replicator launch` runs four processes whose state of 100 MB is copied to the launcher
+every five steps, and saved to the disk never. One process after the other is killed by
+SIGKILL, at different distances behind a copy. `seconds` is the longest time from a kill
+to the end of the first new step: the others are ended, all are started again, import,
+meet, read the copies of all, and compile. `lost_steps` is the largest number of steps
+that were done again. The launcher keeps processes ready (`--ready`).
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from absl import app, flags
+
+_KILLS = flags.DEFINE_integer("kills", 4, "Processes that are killed, in turn.")
+_PROCESSES = flags.DEFINE_integer("processes", 4, "Processes of the group.")
+_MEGABYTES = flags.DEFINE_integer("megabytes", 100, "Size of the state.")
+_EVERY = flags.DEFINE_integer("every", 5, "Steps from copy to copy.")
+_SETTLED_S = 20.0
+_LIMIT_S = 120.0  # for a start, or a restart, on a busy machine
+
+
+class Group:
+    """A launcher whose processes print what happens to them.
+
+    Args:
+      command: Command line of the launcher.
+      environ: Variables beside those of this process.
+
+    Attributes:
+      pids: Process ids of the newest attempt, by rank.
+    """
+
+    def __init__(self, command: list[str], environ: Mapping[str, str]) -> None:
+        self.launcher = subprocess.Popen(
+            command,
+            env={"JAX_PLATFORMS": "cpu", **os.environ, **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.pids: dict[int, int] = {}
+        self._steps: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
+        self._last_lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def next_step(self) -> tuple[int, float]:
+        """Wait for a step; return its number, and the time when it was done.
+
+        Raises:
+          RuntimeError: The launcher ended, or nothing came in time.
+        """
+        try:
+            step = self._steps.get(timeout=_LIMIT_S)
+        except queue.Empty:
+            step = None
+        if step is None:
+            raise RuntimeError("no step came:\n" + "".join(self._last_lines[-60:]))
+        return step
+
+    def close(self) -> None:
+        """End the launcher, and all that is below it."""
+        self.launcher.kill()
+        self.launcher.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self.launcher.stdout is not None
+        with self.launcher.stdout as lines:
+            for line in lines:
+                match line.split()[1:]:
+                    case ["here", rank, _, pid]:
+                        self.pids[int(rank)] = int(pid)
+                    case ["step", number, time_s] if line.startswith("[0]"):
+                        self._steps.put((int(number), float(time_s)))
+                    case _:
+                        self._last_lines.append(line)
+        self._steps.put(None)
+
+
+@contextlib.contextmanager
+def running(folder: Path, **environ: str) -> Iterator[Group]:
+    """Run the group until the end of the block."""
+    command = [sys.executable, "-m", "replicator.cli", "launch"]
+    command += [f"--processes={_PROCESSES.value}", "--devices-per-process=1", "--ready"]
+    command += ["-m", "benchmarks.runs.copied_run", f"--directory={folder}/saved"]
+    command += [f"--megabytes={_MEGABYTES.value}", f"--every={_EVERY.value}"]
+    group = Group(command, environ)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def kill_one(group: Group, rank: int, *, behind: int) -> tuple[float, int]:
+    """Kill a process; return the seconds to the next step, and the steps lost.
+
+    Args:
+      group: The group.
+      rank: Rank of the process.
+      behind: Steps behind a copy at which it is killed.
+    """
+    step, began_s = group.next_step()
+    done_s = began_s
+    # The launcher has processes ready again, and the copies have memory.
+    while done_s < began_s + _SETTLED_S or step % _EVERY.value != behind:
+        step, done_s = group.next_step()
+    os.kill(group.pids[rank], signal.SIGKILL)
+    killed_s, last = time.monotonic(), step
+    while True:
+        step, done_s = group.next_step()
+        if step <= last:  # of the next attempt
+            return done_s - killed_s, last - step + 1
+        last = step
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    began_s = time.monotonic()
+    found = []
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as group:
+        for number in range(_KILLS.value):
+            rank = (number + 1) % _PROCESSES.value
+            behind = (number + 2) % _EVERY.value
+            seconds, lost = kill_one(group, rank, behind=behind)
+            print(f"rank {rank} killed: next step after {seconds:.2f} s, {lost} lost")
+            found.append((seconds, lost))
+    result = {
+        "seconds": round(max(seconds for seconds, _ in found), 2),
+        "lost_steps": max(lost for _, lost in found),
+        "total": round(time.monotonic() - began_s, 1),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    app.run(main)
