@@ -65,11 +65,13 @@ class CheckpointStore:
       timeout_s: Longest wait of a call for a save, or for another process, in seconds.
       together: Whether all processes of the program save and restore together; by
         default, if there are several. If not, each needs a directory of its own.
-      copies: Whether states are copied to launchers (`copy_nowait`), too, and restored
-        from there.
+      copies: Whether `copy_nowait` copies to launchers, and `restore` reads there.
+
+    Attributes:
+      copies: The copies in launchers, while it is open; None for none.
 
     Raises:
-      ArgumentError: A number is out of range.
+      ArgumentError: A number is out of range, or there is no launcher for `copies`.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class CheckpointStore:
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
         self._has_copies = copies
-        self._copies: MemoryCopies | None = None
+        self.copies: MemoryCopies | None = None
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
@@ -114,13 +116,13 @@ class CheckpointStore:
         lines = self._group.lead("open", self._take_over)
         require_shared(self._directory, self._group, self._disk)
         if self._has_copies:
-            self._copies = MemoryCopies(
+            self.copies = MemoryCopies(
                 self._group,
                 run=str(self._directory.absolute()),
                 clock=self._clock,
                 timeout_s=self._timeout_s,
             )
-            self._copies.take_over(*lines, generation=self._generation)
+            self.copies.take_over(*lines, generation=self._generation)
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -176,29 +178,20 @@ class CheckpointStore:
     def copy_nowait(self, snapshot: Snapshot) -> bool:
         """Begin to copy a state to the launchers; return when it may be donated.
 
-        While a copy of any process is on its way, another is not begun.
-
-        Args:
-          snapshot: Snapshot to copy.
-
         Returns:
-          Whether a copy was begun. A failure is logged, and counts for no one.
+          Whether it was begun: not while a process is busy with the one before. A copy
+          that fails is logged, and training goes on.
 
         Raises:
           ArgumentError: The store has no `copies`, or a launcher has no room for them.
         """
-        if self._copies is None:
+        self._require_open()
+        if self.copies is None:
             raise ArgumentError(
-                "`copies` must be True in an open store to copy a state, got a store "
-                "without. Write `with CheckpointStore(directory, copies=True):`."
+                "`copies` must be True to copy a state, got False. Pass `copies=True`."
             )
         own = plain_json(snapshot.own, "own")
-        mine = {"busy": self._copies.is_busy(), "own": own}
-        replies = self._group.share("copy", mine)
-        if any(reply["busy"] for reply in replies):
-            return False
-        self._copies.start(self._draft(snapshot, [reply["own"] for reply in replies]))
-        return True
+        return self.copies.start(own, lambda all_own: self._draft(snapshot, all_own))
 
     def wait(self) -> None:
         """Wait until no save runs, whether it succeeded or not.
@@ -215,9 +208,9 @@ class CheckpointStore:
         Raises:
           TimeoutError: It took longer than `timeout_s`; the lock is kept.
         """
-        if self._copies is not None:
-            self._copies.close()
-            self._copies = None
+        if self.copies is not None:
+            self.copies.close()
+            self.copies = None
         if self._saver is not None:
             self._saver.close()
             self._saver = None
@@ -233,11 +226,6 @@ class CheckpointStore:
     def counts(self) -> SaveCounts:
         """Numbers of saves since the store was opened."""
         return self._saver.counts if self._saver is not None else SaveCounts()
-
-    @property
-    def copied_step(self) -> int | None:
-        """The last step that was copied; None before there is one."""
-        return None if self._copies is None else self._copies.last_step
 
     def steps(self) -> tuple[int, ...]:
         """List the saved steps, in the order in which they were saved.
@@ -289,12 +277,12 @@ class CheckpointStore:
         wanted = reading.Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
             return reading.restore_step(self._directory, step, wanted)
-        if self._copies is None or like is None:
+        if self.copies is None or like is None:
             return self._restore_newest(wanted)
         kept = self._group.lead("newest", lambda: [each.step for each in self._kept])
-        restored = self._copies.restore(wanted, newest=kept[-1] if kept else -1)
+        restored = self.copies.restore(wanted, newest=kept[-1] if kept else -1)
         restored = restored or self._restore_newest(wanted)
-        self._copies.drop(above=-1 if restored is None else restored.step)
+        self.copies.drop(above=-1 if restored is None else restored.step)
         return restored
 
     def _restore_newest(self, wanted: reading.Wanted) -> reading.Restored | None:
@@ -304,11 +292,6 @@ class CheckpointStore:
         if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
         return restored
-
-    def drop_copies(self, *, above: int = -1) -> None:
-        """End the copies of steps above one; by default all, as the run has ended."""
-        if self._copies is not None:
-            self._copies.drop(above=above)
 
     def discard_after(self, step: int) -> tuple[int, ...]:
         """Delete the checkpoints after a step, for a run that goes back to it.
@@ -325,7 +308,8 @@ class CheckpointStore:
           TimeoutError: A save took too long.
         """
         self._require_open().wait()
-        self.drop_copies(above=step)
+        if self.copies is not None:
+            self.copies.drop(above=step)
         return tuple(self._group.lead("discard", lambda: self._discard_after(step)))
 
     def _discard_after(self, step: int) -> list[int]:
@@ -342,7 +326,7 @@ class CheckpointStore:
 
     def _take_over(self) -> list[str]:
         try:
-            self._make_directory()
+            self._disk.make_directories(self._directory)
             manifests = ()
             if reading.is_taken(self._directory):
                 manifests = reading.scan(self._directory).manifests
@@ -358,14 +342,6 @@ class CheckpointStore:
             _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
         return [self._lock.token_before, self._lock.token]
-
-    def _make_directory(self) -> None:
-        """Make the directory durably, with its parents."""
-        there = (self._directory, *self._directory.parents)
-        made = [path for path in there if not path.exists()]
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for path in made:
-            self._disk.sync_directory(path.parent)
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(

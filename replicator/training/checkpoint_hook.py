@@ -94,7 +94,7 @@ class SaveCheckpoints(Hook):
         self._trigger = spec.checkpointing.when.trigger()
         copies = spec.checkpointing.copies
         self._copy_trigger = None if copies is None else copies.trigger()
-        self._safe_step = -1  # the last that was reported
+        self._safe_step = 0  # the last that was reported
         # Held while hooks flush: the threads that save and that copy may both ask.
         self._flushing = threading.Lock()
         self._reports = reports
@@ -146,7 +146,8 @@ class SaveCheckpoints(Hook):
         self._require_ranked(event.step)
         if not self._is_saved(event):
             self._store.save(self._snapshot(event))
-        self._store.drop_copies()  # the disk has a later step than they
+        if self._store.copies is not None:
+            self._store.copies.drop(above=-1)  # the disk has a later step than they
         self._log_outcome(event.step)
         self._raise_failure()
 
@@ -217,7 +218,8 @@ class SaveCheckpoints(Hook):
         """Log the newest commit and the newest failure, if not logged yet."""
         before, self._logged = self._logged, self._store.counts
         now = self._logged
-        safe = max(now.last_step or -1, self._store.copied_step or -1)
+        copied = None if self._store.copies is None else self._store.copies.last_step
+        safe = max(now.last_step or 0, copied or 0)
         if safe > self._safe_step:
             self._safe_step = safe
             report_progress(safe)

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from replicator.checkpoint.copies.keeper import (
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest, decode, encode
 from replicator.checkpoint.snapshot import Block, Draft
+from replicator.distributed.agreement import Json
 from replicator.distributed.piece_transfer import (
     PART_BYTES,
     Piece,
@@ -84,29 +86,35 @@ class MemoryCopies:
         """The last step of which this process has handed over its shards."""
         return self._saver.counts.last_step
 
-    def is_busy(self) -> bool:
-        """Return whether a copy is on its way."""
-        return self._saver.is_busy()
-
     def take_over(self, before: str, line: str, *, generation: int) -> None:
         """Go on with the copies of the owner of the directory before this one."""
         self._line, self._generation = line, generation
         self._keeper.take_over(self._run, before, line)
 
-    def start(self, draft: Draft) -> None:
-        """Begin to hand a draft over; return at once.
+    def start(self, own: Json, make_draft: Callable[[list[Any]], Draft]) -> bool:
+        """Begin to hand a draft over, unless a process is still busy with the last.
 
-        No process may be busy: then the last step is held whole, and stays until this
-        one is.
+        So the last is held whole, of all processes, and stays until this one is.
+
+        Args:
+          own: Value of this process.
+          make_draft: Returns the draft, given the values of all processes.
+
+        Returns:
+          Whether it was begun.
 
         Raises:
           ArgumentError: A keeper has no room for two copies of each of its processes.
         """
+        mine = {"busy": self._saver.is_busy(), "own": own}
+        replies = self._group.share("copy", mine)
+        if any(reply["busy"] for reply in replies):
+            return False
+        draft = make_draft([reply["own"] for reply in replies])
         num_bytes = sum(block.array.nbytes for block in (*draft.blocks, *draft.small))
         missing = self._keeper.begin(self._line, draft.process, draft.step, num_bytes)
-        if not self._fits:  # the same in all processes: sizes do not change
-            lacks = max(self._group.share("copy-fits", missing))
-            if lacks:
+        if not self._fits:  # asked once: sizes do not change
+            if lacks := max(self._group.share("copy-fits", missing)):
                 raise ArgumentError(
                     "`memory_copy_every` must have room for two copies of each "
                     f"process's shards, got {lacks} bytes too few in a launcher. Pass "
@@ -114,6 +122,7 @@ class MemoryCopies:
                 )
             self._fits = True
         self._saver.start(draft)
+        return True
 
     def restore(
         self, wanted: reading.Wanted, *, newest: int

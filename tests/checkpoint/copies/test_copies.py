@@ -53,8 +53,8 @@ def state_of(step):
 
 def copy(store, step, **fields):
     assert store.copy_nowait(Snapshot(step=step, arrays=state_of(step), **fields))
-    store._copies._saver.wait()
-    assert store.copied_step == step
+    store.copies._saver.wait()
+    assert store.copies.last_step == step
 
 
 def save(store, step):
@@ -161,7 +161,7 @@ def test_a_directory_that_was_made_anew_has_no_copies(tmp_path):
 def test_a_run_that_has_ended_leaves_no_copy(tmp_path, keeper):
     with open_store(tmp_path) as store:
         copy(store, 5)
-        store.drop_copies()
+        store.copies.drop(above=-1)
         assert held(keeper) == {}
 
 
@@ -178,7 +178,7 @@ def test_copies_of_another_model_are_refused_as_its_checkpoint_is(tmp_path):
 def test_a_store_without_copies_makes_none(tmp_path):
     with (
         CheckpointStore(tmp_path / "checkpoints") as store,
-        pytest.raises(ArgumentError, match="`copies` must be True in an open store"),
+        pytest.raises(ArgumentError, match="`copies` must be True to copy a state"),
     ):
         store.copy_nowait(Snapshot(step=1, arrays=state_of(1)))
 
@@ -186,9 +186,7 @@ def test_a_store_without_copies_makes_none(tmp_path):
 def test_without_a_launcher_an_error_says_so(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE)
     options = RunOptions(checkpoint_dir=tmp_path / "c", memory_copy_every=5)
-    with pytest.raises(
-        ArgumentError, match="in a run under `replicator launch`"
-    ):
+    with pytest.raises(ArgumentError, match="in a run under `replicator launch`"):
         checkpointing_of(options)
     with pytest.raises(ArgumentError, match="must be in a run under"):
         open_store(tmp_path)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from replicator.distributed.processes import prepared
+from replicator.distributed import prepared
 
 SCRIPT = """
 import json, os, sys
