@@ -27,7 +27,7 @@ _KILLS = flags.DEFINE_integer("kills", 4, "Processes that are killed, in turn.")
 _PROCESSES = flags.DEFINE_integer("processes", 4, "Processes of the group.")
 _MEGABYTES = flags.DEFINE_integer("megabytes", 100, "Size of the state.")
 _EVERY = flags.DEFINE_integer("every", 5, "Steps from copy to copy.")
-_SETTLED_S = 20.0
+_SETTLED_S = flags.DEFINE_float("settled_s", 20.0, "Seconds before each kill.")
 _LIMIT_S = 120.0  # for a start, or a restart, on a busy machine
 
 
@@ -115,7 +115,7 @@ def kill_one(group: Group, rank: int, *, behind: int) -> tuple[float, int]:
     step, began_s = group.next_step()
     done_s = began_s
     # The launcher has processes ready again, and the copies have memory.
-    while done_s < began_s + _SETTLED_S or step % _EVERY.value != behind:
+    while done_s < began_s + _SETTLED_S.value or step % _EVERY.value != behind:
         step, done_s = group.next_step()
     os.kill(group.pids[rank], signal.SIGKILL)
     killed_s, last = time.monotonic(), step
@@ -138,6 +138,7 @@ def main(argv: list[str]) -> None:
             print(f"rank {rank} killed: next step after {seconds:.2f} s, {lost} lost")
             found.append((seconds, lost))
     result = {
+        "kills": len(found),
         "seconds": round(max(seconds for seconds, _ in found), 2),
         "lost_steps": max(lost for _, lost in found),
         "total": round(time.monotonic() - began_s, 1),

@@ -1763,6 +1763,14 @@ ROWS = [
         "`retention` out.",
     ),
     Row(
+        "Copies in memory, without a launcher that holds them",
+        lambda: run([regression_batch()], checkpoint_dir=folder(), memory_copy_every=5),
+        ArgumentError,
+        "`memory_copy_every` must be in a run under `replicator launch`, whose memory "
+        "holds the copies, got none (REPLICATOR_KEEPER is not set). Start the script "
+        "by `replicator launch`, or leave it out.",
+    ),
+    Row(
         "Larger batches in a run that goes on",
         of_another_size,
         BatchError,

@@ -46,6 +46,7 @@ class Resumed:
       state: State of the run.
       position: Position of the input.
       was_cut: Whether the run was saved before its last step.
+      source: "disk", or "memory" for copies in launchers.
       reports: States of the run's own hooks.
       hooks: States of the user's hooks.
       last_metrics: Metrics of the last step, without large arrays; None if not known.
@@ -55,6 +56,7 @@ class Resumed:
     state: RunState
     position: Position
     was_cut: bool = False
+    source: str = "disk"
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
@@ -268,8 +270,6 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
         found = store.restore(first, shardings=spec.layout.state_shardings(first))
     if found is None:
         return Resumed(state=spec.first.born(), position=Position(), began=began)
-    if spec.checkpointing is not None and spec.checkpointing.copies is not None:
-        spec.log_once("restored", step=found.step, source=found.source)
     if found.meta.get("random_streams") != RANDOM_STREAMS:
         _log.warning(
             "The checkpoint of step %d is from another version of replicator: from "
@@ -291,6 +291,7 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
     _warn_of_changes(_settings(spec), found.meta)
     return Resumed(
         state=found.arrays,
+        source=found.source,
         position=_position(found),
         # Before 0.3 only a run that had ended left its last metrics.
         was_cut=not found.meta.get("ended", last is not None),

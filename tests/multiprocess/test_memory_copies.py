@@ -46,8 +46,8 @@ def test_a_run_whose_process_was_killed_ends_with_the_same_bits(
     )
     assert ended == whole
     assert len(whole) == 1
-    [restored] = (event for event in events if event["kind"] == "restored")
-    assert restored["source"] == "memory"
+    [resumed] = (event for event in events if event["kind"] == "resumed")
+    assert resumed["source"] == "memory"
     # The copy of the last due step may still have been on its way.
-    assert restored["step"] in (15, 20)
+    assert resumed["step"] in (15, 20)
     assert sorted(set(steps)) == sorted(steps)

@@ -17,8 +17,8 @@ from pathlib import Path
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.base.host.held_folder import hold_folder
 from replicator.base.host.standard_streams import lossy_output, take_loss
-from replicator.distributed.clusters import Cluster, as_environment
 from replicator.distributed import prepared
+from replicator.distributed.clusters import Cluster, as_environment
 from replicator.distributed.processes.driver import Driver
 from replicator.distributed.processes.member import Member
 from replicator.distributed.processes.output import write_lines
