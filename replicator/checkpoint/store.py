@@ -28,6 +28,7 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
+from replicator.checkpoint.writing import ShardWriter
 from replicator.errors import ArgumentError, CheckpointError, check_count
 
 _log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class CheckpointStore:
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
+        self._writer = ShardWriter()
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
@@ -175,6 +177,7 @@ class CheckpointStore:
         if self._saver is not None:
             self._saver.close()
             self._saver = None
+            self._writer.close()
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -314,6 +317,7 @@ class CheckpointStore:
             draft,
             self._directory,
             group=self._group,
+            writer=self._writer,
             generation=self._generation,
             disk=self._disk,
             require_current=self._lock.require_current,
