@@ -1,4 +1,4 @@
-"""Save a state that is cut over processes, and restore it whole, cut alike or otherwise.
+"""Save a state that is cut over processes; restore it cut alike and otherwise.
 
 `replicator launch` starts the processes (`benchmarks.runs.shards_process`), each with
 one device; together they hold one state under `fsdp`. Bytes are the kernel's counts of

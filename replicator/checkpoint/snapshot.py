@@ -20,6 +20,7 @@ from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path
 from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord
+from replicator.checkpoint.pieces.state_copy import CopyPlace, copy_state
 from replicator.errors import ArgumentError, check_whole
 
 OWN = "own_by_process"
@@ -79,15 +80,19 @@ class Draft:
     spread: dict[int, list[tuple[tuple[int, ...], jax.Array]]]
 
 
-def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
-    """Dispatch a copy of a snapshot, and return at once.
+def start_copy(
+    snapshot: Snapshot, *, whole: bool = True, place: CopyPlace = "device"
+) -> Draft:
+    """Copy a snapshot, on its devices by a dispatch that returns at once.
 
     Args:
       snapshot: Snapshot to copy.
       whole: Whether to copy all values, or only pieces that no other process has.
+      place: Place of the copy.
 
     Raises:
       ArgumentError: It cannot be saved.
+      DeviceMemoryError: The devices have no room for a copy.
 
     >>> draft = start_copy(Snapshot(step=7, arrays={"w": jnp.ones(2)}))
     >>> draft.fetches[0]()
@@ -106,9 +111,7 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
         for number, (leaf, value) in enumerate(zip(leaves, values, strict=True))
     ]
     arrays = [[array for _, array in own] for own in pieces]
-    # One dispatch for all. A copy to the same device needs no compilation.
-    where = jax.tree.map(lambda array: array.sharding, arrays)
-    copies = jax.device_put(arrays, where, may_alias=False)
+    copies = copy_state(arrays, place=place)
     late = snapshot.late
     return Draft(
         step=int(snapshot.step),
