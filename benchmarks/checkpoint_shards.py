@@ -51,9 +51,9 @@ def reads_ratio(found: Sequence[Mapping[str, Any]], layout: str) -> float:
     return read / needed
 
 
-def slowest(found: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def slowest(found: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """Return the seconds of each round, those of its slowest process."""
-    return np.max([each[name] for each in found], axis=0)
+    return np.max([each[name] for each in found], axis=0).tolist()
 
 
 def main(argv: list[str]) -> None:

@@ -4,8 +4,8 @@ A state is cut over eight devices. Each case damages the newest of two checkpoin
 bit is flipped; a file is cut short, made longer, or deleted; two files change places,
 equally long ones if there are; a file of the other checkpoint stands in its place; a
 value in the manifest is another), restores as a run would that starts again, and puts
-the files back. What is restored from a damaged checkpoint is counted as silent, whatever
-its numbers, and so are other bits than those of the checkpoint before.
+the files back. What is restored from a damaged checkpoint is counted as silent,
+whatever its numbers, and so are other bits than those of the checkpoint before.
 """
 
 import json
@@ -180,7 +180,7 @@ def is_silent(directory: Path, state: PyTree) -> bool:
 def equal(restored: Any, state: PyTree) -> bool:
     """Return whether restored bits are those of the first step."""
     pairs = zip(jax.tree.leaves(restored.arrays), jax.tree.leaves(state), strict=True)
-    return all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
+    return all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in pairs)
 
 
 def main(argv: list[str]) -> None:

@@ -150,6 +150,7 @@ def other_layouts(state: PyTree) -> Mapping[str, PyTree]:
     square = jax.sharding.Mesh(devices.reshape(2, -1), ("row", "column"))
 
     def other_axis(leaf: jax.Array) -> NamedSharding:
+        assert isinstance(leaf.sharding, NamedSharding)  # as `fsdp` makes them
         cut = leaf.sharding.spec
         first_is_cut = bool(cut) and cut[0] is not None
         spec = (None, "shard") if first_is_cut else ("shard",)
