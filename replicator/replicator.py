@@ -19,7 +19,7 @@ from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
-from replicator.checkpoint.pieces.state_copy import CopyPlace
+from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.distributed import same_everywhere
 from replicator.distributed.jax_group import require_joined

@@ -1,4 +1,4 @@
-"""`replicator checkpoints DIR`: list what is in a directory of checkpoints; verify it."""
+"""`replicator checkpoints DIR`: list the checkpoints of a directory; verify them."""
 
 import argparse
 import dataclasses
@@ -121,7 +121,7 @@ def _listed(directory: Path, manifest: Manifest, *, verified: bool) -> ListedChe
         size_bytes=sum(file.size_bytes for file in manifest.files),
         leaves=len(manifest.leaves),
         writers=1,
-        format=1,
+        format=manifest.format,
         strategy=strategy.get("name") if isinstance(strategy, dict) else None,
         status="damaged" if damage else whole,
         damage=damage,

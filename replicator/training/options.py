@@ -16,7 +16,7 @@ import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
-from replicator.checkpoint.pieces.state_copy import COPY_PLACES, CopyPlace
+from replicator.checkpoint.pieces.copy_place import COPY_PLACES, CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicator.base.types import Dataset, InitFn, StepFn
-from replicator.checkpoint.pieces.state_copy import CopyPlace
+from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.errors import ArgumentError

@@ -1,4 +1,4 @@
-"""Copy a state before the next step takes its memory: on its devices, or to the host.
+"""Place of the copy of a state that a save makes before the next step.
 
 A copy on the devices is dispatched behind the step that makes the state, so that the
 loop waits for nothing; it needs room for the state once more. A copy to the host waits
@@ -10,36 +10,12 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import jax
-import numpy as np
 
 from replicator.base.out_of_memory import is_out_of_memory
-from replicator.base.types import PyTree
 from replicator.errors import DeviceMemoryError
 
 CopyPlace: TypeAlias = Literal["device", "host"]
 COPY_PLACES = ("device", "host")
-
-
-def copy_state(arrays: PyTree, *, place: CopyPlace) -> PyTree:
-    """Return a copy of arrays that are each on one device.
-
-    Args:
-      arrays: Any pytree of them.
-      place: `"device"` for one on the same devices, which is being made when this
-        returns; `"host"` for NumPy arrays.
-
-    Raises:
-      DeviceMemoryError: The devices have no room for it.
-
-    >>> copy_state([jnp.ones(2)], place="host")
-    [array([1., 1.], dtype=float32)]
-    """
-    if place == "host":
-        return jax.tree.map(np.array, arrays)
-    # One dispatch for all. A copy to the same device needs no compilation.
-    where = jax.tree.map(lambda array: array.sharding, arrays)
-    with lack_of_memory_explained():
-        return jax.device_put(arrays, where, may_alias=False)
 
 
 @contextlib.contextmanager
