@@ -22,8 +22,8 @@ from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord
 from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.pieces.grid import Box
-from replicator.checkpoint.pieces.held import copy_regions, find_pieces
-from replicator.checkpoint.pieces.plan import Plan, make_plan
+from replicator.checkpoint.pieces.held import Held, copy_regions, plan_copies
+from replicator.checkpoint.pieces.plan import Plan
 from replicator.errors import ArgumentError, check_whole
 
 OWN = "own_by_process"
@@ -131,26 +131,24 @@ def start_copy(
         )
     leaves, values = describe_leaves(snapshot.arrays)
     data = [_data(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
-    plan = make_plan(
-        [
-            find_pieces(
-                leaf.path,
-                array,
-                array.shape if leaf.key_impl else leaf.shape,
-                processes,
-            )
-            for leaf, array in zip(leaves, data, strict=True)
-        ],
-        processes,
+    held = tuple(
+        Held(
+            path=leaf.path,
+            shape=array.shape if leaf.key_impl else leaf.shape,
+            padded=array.shape,
+            dtype=np.dtype(array.dtype),
+            sharding=array.sharding if isinstance(array, jax.Array) else None,
+        )
+        for leaf, array in zip(leaves, data, strict=True)
     )
-    large, small = plan.regions[process], plan.small[process]
-    regions = (*large, *small)
-    copies = [
-        Block(leaf=region.leaf, box=region.box, array=copy)
-        for region, copy in zip(
-            regions, copy_regions(data, regions, place), strict=True
+    plan, sources = plan_copies(held, tuple(processes), process)
+    blocks = [
+        Block(leaf=source.region.leaf, box=source.region.box, array=copy)
+        for source, copy in zip(
+            sources, copy_regions(data, sources, place), strict=True
         )
     ]
+    large = len(plan.regions[process])
     late = snapshot.late
     return Draft(
         step=int(snapshot.step),
@@ -160,8 +158,8 @@ def start_copy(
         num_devices=count_devices(values),
         leaves=leaves,
         plan=plan,
-        blocks=collections.deque(copies[: len(large)]),
-        small=copies[len(large) :],
+        blocks=collections.deque(blocks[:large]),
+        small=blocks[large:],
         process=process,
     )
 

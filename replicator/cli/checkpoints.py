@@ -120,7 +120,7 @@ def _listed(directory: Path, manifest: Manifest, *, verified: bool) -> ListedChe
         saved=saved.isoformat(timespec="seconds"),
         size_bytes=sum(file.size_bytes for file in manifest.files),
         leaves=len(manifest.leaves),
-        writers=1,
+        writers=manifest.writers,
         format=manifest.format,
         strategy=strategy.get("name") if isinstance(strategy, dict) else None,
         status="damaged" if damage else whole,

@@ -15,7 +15,7 @@ from tests.steps import regression_batch
 
 ROOT = Path(__file__).parents[2]
 
-# Sweeps name folders by what they try. The first are what TensorStore takes for a slash,
+# Sweeps name folders by what they try. The first are what TensorStore reads as a slash,
 # what is no text, and what were lost once: patterns of a file name.
 MISREAD = ["a\\b", os.fsdecode(b"\xff"), "lr=0.1,layers=[2,3]", "[!a]", "a\\[b"]
 NAMES = [
