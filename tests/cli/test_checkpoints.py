@@ -1,6 +1,8 @@
 """`replicator checkpoints` lists what is there, and finds what is damaged."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +72,16 @@ def test_a_damaged_manifest_is_found_without(folder, capsys):
     manifest.write_bytes(manifest.read_bytes()[:-9])
     assert cli.main(["checkpoints", str(folder)]) == 1
     assert "step 3: " in capsys.readouterr().out
+
+
+def test_checkpoints_of_the_former_format_are_listed_and_verified(tmp_path, capsys):
+    stored = Path(__file__).parents[1] / "checkpoint" / "format1.zip"
+    shutil.unpack_archive(stored, tmp_path)
+    code, rows = listed(tmp_path, capsys, "--verify")
+    assert code == 0
+    assert {(row["format"], row["writers"], row["status"]) for row in rows} == {
+        (1, 1, "whole")
+    }
 
 
 def test_another_directory_is_an_error(tmp_path, capsys):
