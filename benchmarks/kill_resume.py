@@ -11,8 +11,8 @@ those that are due meanwhile are left out. By SIGTERM nothing may be lost.
 `killed_in` counts what the kills met: `save` where files of one were left half
 written, `restore` while a checkpoint was looked for and read, else `start` or `steps`.
 `first_step_s` is the time from `exec` to the end of the first new step of the digits
-ResNet, with a warm compilation cache, less what the imports of jax, flax and tensorstore
-take by themselves.
+ResNet, with a warm compilation cache, less what the imports of jax, flax and
+tensorstore take by themselves.
 """
 
 import dataclasses

