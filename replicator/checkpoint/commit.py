@@ -205,6 +205,7 @@ def _finish(
         state=state.name,
         stored=draft.plan.leaves,
         arrays=draft.plan.arrays,
+        writers=draft.plan.writers,
     )
     disk.write_file(state.parent / MANIFEST_NAME, encode(manifest))
     for folder in walk_directories(state.parent):

@@ -84,6 +84,6 @@ def _write(
     array: StoredArray, name: str, block: Block, box: Box, put: Put
 ) -> FileRecord:
     values = fetch(block.array, box.within(block.box))
-    content = encode_shard(array, values)
+    content = encode_shard(array, values, name)
     put(name, content)
     return record_bytes(name, content)
