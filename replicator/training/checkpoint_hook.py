@@ -101,6 +101,7 @@ class SaveCheckpoints(Hook):
         self._flushing = threading.Lock()
         self._reports = reports
         self._hooks = hooks
+        self._copy = spec.checkpointing.copy
         self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
@@ -226,7 +227,12 @@ class SaveCheckpoints(Hook):
             self._safe_step = safe
             report_progress(safe)
         if now.saved > before.saved and now.last_step is not None:
-            self._log("saved", step=now.last_step, seconds=now.last_save_s)
+            self._log(
+                "saved",
+                step=now.last_step,
+                seconds=now.last_save_s,
+                copy=self._copy,
+            )
         if now.failed > before.failed:
             self._log("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
 
@@ -245,6 +251,7 @@ def open_store(spec: RunSpec) -> CheckpointStore:
     store = CheckpointStore(
         checkpoints.directory,
         retention=checkpoints.retention,
+        copy=checkpoints.copy,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
         together=spec.together,
         copies=checkpoints.copies is not None,

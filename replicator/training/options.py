@@ -17,6 +17,7 @@ import numpy as np
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.copies.copies import require_keeper
+from replicator.checkpoint.pieces.copy_place import COPY_PLACES, CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (
@@ -25,6 +26,7 @@ from replicator.errors import (
     check_flags,
     check_function,
     check_kind,
+    check_word,
 )
 from replicator.hooks.protocol import Hook
 from replicator.hooks.schedule import Every, every
@@ -75,6 +77,9 @@ class RunOptions:
       checkpoint_every: Steps between saves, or a schedule such as
         `options.every(seconds=600)`.
       retention: Rule for checkpoints to keep; the last three by default.
+      checkpoint_copy: Place where a save copies the state to before the next step: each
+        `"device"`, which waits for nothing, or leaf by leaf the `"host"`, which waits
+        for the step, where the devices have no room for a copy.
       memory_copy_every: Steps between copies of the whole run in the memory of
         `replicator launch`, or a schedule: after a death of processes the run goes on
         from there. A step that is copied shows its metrics at once. None makes none.
@@ -121,6 +126,7 @@ class RunOptions:
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | Every = 100
     retention: Retention | None = None
+    checkpoint_copy: CopyPlace = "device"
     memory_copy_every: int | Every | None = None
 
     eval_fn: EvalFn | None = None
@@ -202,12 +208,14 @@ class Checkpointing:
       directory: Directory of the checkpoints of this run and of no other.
       when: Schedule of saves; the last step is saved, too.
       retention: Rule for checkpoints to keep.
+      copy: Place of the copy that a save makes of the state.
       copies: Schedule of copies in the memory of launchers; None for none.
     """
 
     directory: Path
     when: Every
     retention: Retention
+    copy: CopyPlace = "device"
     copies: Every | None = None
 
 
@@ -224,6 +232,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
     """
     directory, retention = options.checkpoint_dir, options.retention
     check_kind("retention", retention, Retention)
+    check_word("checkpoint_copy", options.checkpoint_copy, COPY_PLACES)
     given = {"retention": retention, "memory_copy_every": options.memory_copy_every}
     if directory is None:
         for name in (name for name, value in given.items() if value is not None):
@@ -240,6 +249,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
         when=_as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_path("checkpoint_dir", directory),
         retention=retention or Retention(),
+        copy=options.checkpoint_copy,
         copies=copies,
     )
 
