@@ -19,7 +19,7 @@ from replicator.hooks.metric_hooks import Report, WriteMetrics
 from replicator.hooks.protocol import Hook
 from replicator.hooks.schedule import every
 from replicator.monitoring.display import make_display
-from replicator.monitoring.events import was_killed
+from replicator.monitoring.events import EventLog, was_killed
 from replicator.monitoring.run_record import (
     describe_process,
     first_updates,
@@ -136,10 +136,7 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
         write_run_record(
             records.directory, **about, processes=processes, checked=checked
         )
-    if start_step:
-        events.write("resumed", step=start_step, source=resumed.source)
-    else:
-        events.write("started", step=start_step)
+    _write_beginning(events, resumed)
     writer = AddRunNumbers(
         directory_writer(records.directory),
         spec.phases,
@@ -152,6 +149,13 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
         after=[*profile, JournalPhases(events, spec.phases, start_step=start_step)],
         writer=writer,
     )
+
+
+def _write_beginning(events: EventLog, resumed: Resumed) -> None:
+    if step := resumed.start_step:
+        events.write("resumed", step=step, source=resumed.source)
+    else:
+        events.write("started", step=step)
 
 
 def _goes_on(spec: RunSpec, resumed: Resumed) -> str:
