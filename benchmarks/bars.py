@@ -54,6 +54,7 @@ BARS = (
     _bar("kill_resume", "lost_on_sigterm", "==", 0),
     _bar("kill_resume", "first_step_s", "<=", 3.0),
     _bar("emergency", "seconds", "<=", 5),
+    _bar("emergency", "host_seconds", "<=", 8),
     _bar("emergency", "lost_steps", "<=", 5),
     _bar("session", "ratio_low", "<=", 1.02),
     _bar("session", "step_ratio_low", "<=", 1.02),

@@ -4,8 +4,10 @@
 every five steps, and saved to the disk never. One process after the other is killed by
 SIGKILL, at different distances behind a copy. `seconds` is the longest time from a kill
 to the end of the first new step: the others are ended, all are started again, import,
-meet, read the copies of all, and compile. `lost_steps` is the largest number of steps
-that were done again. The launcher keeps processes ready (`--ready`).
+meet, read the copies of all, and compile. `host_seconds` is that of a launcher that is
+killed with its process, one of two, and started again at once: its copies are in the
+other one. `lost_steps` is the largest number of steps that were done again.
+Launchers keep processes ready (`--ready`).
 """
 
 import contextlib
@@ -22,6 +24,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from absl import app, flags
+
+from replicator.distributed.processes.ports import free_port
+from replicator.rpc.security.secret import FILE_VARIABLE, Secret
 
 _KILLS = flags.DEFINE_integer("kills", 4, "Processes that are killed, in turn.")
 _PROCESSES = flags.DEFINE_integer("processes", 4, "Processes of the group.")
@@ -91,10 +96,16 @@ class Group:
 
 
 @contextlib.contextmanager
-def running(folder: Path, **environ: str) -> Iterator[Group]:
-    """Run the group until the end of the block."""
-    command = [sys.executable, "-m", "replicator.cli", "launch"]
-    command += [f"--processes={_PROCESSES.value}", "--devices-per-process=1", "--ready"]
+def running(folder: Path, *options: str, **environ: str) -> Iterator[Group]:
+    """Run a launcher until the end of the block.
+
+    Args:
+      folder: Folder of all launchers.
+      *options: Its options.
+      **environ: Its variables.
+    """
+    command = [sys.executable, "-m", "replicator.cli", "launch", *options]
+    command += ["--devices-per-process=1", "--ready"]
     command += ["-m", "benchmarks.runs.copied_run", f"--directory={folder}/saved"]
     command += [f"--megabytes={_MEGABYTES.value}", f"--every={_EVERY.value}"]
     group = Group(command, environ)
@@ -104,43 +115,89 @@ def running(folder: Path, **environ: str) -> Iterator[Group]:
         group.close()
 
 
-def kill_one(group: Group, rank: int, *, behind: int) -> tuple[float, int]:
-    """Kill a process; return the seconds to the next step, and the steps lost.
+def wait_settled(group: Group, *, behind: int) -> int:
+    """Wait for a moment to kill; return the last step that was done.
+
+    Then the launcher has processes ready, and the copies have memory.
 
     Args:
       group: The group.
-      rank: Rank of the process.
-      behind: Steps behind a copy at which it is killed.
+      behind: Steps behind a copy.
     """
     step, began_s = group.next_step()
     done_s = began_s
-    # The launcher has processes ready again, and the copies have memory.
     while done_s < began_s + _SETTLED_S.value or step % _EVERY.value != behind:
         step, done_s = group.next_step()
-    os.kill(group.pids[rank], signal.SIGKILL)
-    killed_s, last = time.monotonic(), step
+    return step
+
+
+def next_attempt(group: Group, step: int, killed_s: float) -> tuple[float, int]:
+    """Wait for the first step of the next attempt; return its delay, and steps lost.
+
+    Args:
+      group: The group.
+      step: Last step before the kill, as far as is known.
+      killed_s: Time of the kill.
+    """
+    last = step
     while True:
         step, done_s = group.next_step()
-        if step <= last:  # of the next attempt
+        if step <= last:
             return done_s - killed_s, last - step + 1
         last = step
+
+
+def kill_process(group: Group, rank: int, *, behind: int) -> tuple[float, int]:
+    """Kill a process, so many steps behind a copy; as `next_attempt`."""
+    step = wait_settled(group, behind=behind)
+    os.kill(group.pids[rank], signal.SIGKILL)
+    return next_attempt(group, step, time.monotonic())
+
+
+def kill_host(folder: Path) -> tuple[float, int]:
+    """Kill a launcher with its process, start it again at once; as `next_attempt`."""
+    folder.mkdir(mode=0o700)
+    Secret.generate().write(folder / "secret")
+    environ = {
+        FILE_VARIABLE: str(folder / "secret"),
+        "REPLICATOR_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "REPLICATOR_NUM_PROCESSES": "2",
+    }
+    options = ("--processes=1", "--copies-host=127.0.0.1")
+
+    def host(number: int) -> contextlib.AbstractContextManager[Group]:
+        own = {**environ, "REPLICATOR_PROCESS_ID": str(number)}
+        return running(folder, *options, **own)
+
+    with contextlib.ExitStack() as stack:
+        stays, lost = (stack.enter_context(host(number)) for number in (0, 1))
+        step = wait_settled(stays, behind=2 % _EVERY.value)
+        lost.launcher.kill()
+        killed_s = time.monotonic()
+        stack.enter_context(host(1))
+        return next_attempt(stays, step, killed_s)
 
 
 def main(argv: list[str]) -> None:
     del argv
     began_s = time.monotonic()
     found = []
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as group:
-        for number in range(_KILLS.value):
-            rank = (number + 1) % _PROCESSES.value
-            behind = (number + 2) % _EVERY.value
-            seconds, lost = kill_one(group, rank, behind=behind)
-            print(f"rank {rank} killed: next step after {seconds:.2f} s, {lost} lost")
-            found.append((seconds, lost))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with running(folder / "four", f"--processes={_PROCESSES.value}") as group:
+            for number in range(_KILLS.value):
+                rank = (number + 1) % _PROCESSES.value
+                behind = (number + 2) % _EVERY.value
+                seconds, lost = kill_process(group, rank, behind=behind)
+                print(f"rank {rank} killed: a step after {seconds:.2f} s, {lost} lost")
+                found.append((seconds, lost))
+        host_seconds, lost = kill_host(folder / "hosts")
+        print(f"host killed: a step after {host_seconds:.2f} s, {lost} lost")
     result = {
         "kills": len(found),
         "seconds": round(max(seconds for seconds, _ in found), 2),
-        "lost_steps": max(lost for _, lost in found),
+        "host_seconds": round(host_seconds, 2),
+        "lost_steps": max(lost, *(each for _, each in found)),
         "total": round(time.monotonic() - began_s, 1),
     }
     print(json.dumps(result))

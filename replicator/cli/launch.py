@@ -64,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: half of this host's)",
     )
     parser.add_argument(
+        "--copies-host",
+        metavar="HOST",
+        help="this host's name for the launchers of others: copies in memory go to the "
+        "next host, too",
+    )
+    parser.add_argument(
         "--ready",
         action="store_true",
         help="keep a process ready for each, which has imported jax and replicator: "
@@ -112,7 +118,11 @@ def main(arguments: argparse.Namespace) -> int:
         [sys.executable, *module, arguments.script, *arguments.arguments],
         policy,
         devices_per_process=arguments.devices_per_process,
-        beside=functools.partial(serve_keeper, most_bytes=arguments.copy_bytes),
+        beside=functools.partial(
+            serve_keeper,
+            most_bytes=arguments.copy_bytes,
+            host=arguments.copies_host,
+        ),
         preload=_PRELOADED if arguments.ready else (),
     )
 

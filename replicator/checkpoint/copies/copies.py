@@ -1,8 +1,13 @@
-"""Hand this process's shards to the keeper of its host; restore from those of all."""
+"""Hand this process's shards to the keeper of its host; restore from those of all.
+
+Where processes have several keepers, which are those of several hosts, each hands its
+shards to the next one's, too: a host that is lost takes no copy with it that is not on
+another.
+"""
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,10 +17,10 @@ from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver
 from replicator.checkpoint.copies.held_state import HeldCopy, HeldState
 from replicator.checkpoint.copies.keeper import (
-    LIMITS,
     MOST_PIECES,
     VARIABLE,
     copy_name,
+    keeper_client,
 )
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest, decode, encode
@@ -75,7 +80,10 @@ class MemoryCopies:
         self._run = run
         self._group = group
         self._timeout_s = timeout_s
-        self._keeper = Client(os.environ[VARIABLE], limits=LIMITS, timeout_s=timeout_s)
+        self._keeper = keeper_client(os.environ[VARIABLE], timeout_s=timeout_s)
+        # By address, those of all hosts; this process hands over to two of them.
+        self._keepers = {self._keeper.address: self._keeper}
+        self._takers = [self._keeper]
         self._saver = BackgroundSaver(self._hand_over, clock=clock, timeout_s=timeout_s)
         self._line = ""
         self._generation = 0
@@ -90,6 +98,16 @@ class MemoryCopies:
         """Go on with the copies of the owner of the directory before this one."""
         self._line, self._generation = line, generation
         self._keeper.take_over(self._run, before, line)
+        # When this returns, the keepers of all know the line.
+        for address in self._group.share("keepers", self._keeper.address):
+            if address not in self._keepers:
+                self._keepers[address] = keeper_client(
+                    address, timeout_s=self._timeout_s
+                )
+        ring = sorted(self._keepers)
+        following = ring[(ring.index(self._keeper.address) + 1) % len(ring)]
+        if len(ring) > 1:
+            self._takers = [self._keeper, self._keepers[following]]
 
     def start(self, own: Json, make_draft: Callable[[list[Any]], Draft]) -> bool:
         """Begin to hand a draft over, unless a process is still busy with the last.
@@ -112,17 +130,23 @@ class MemoryCopies:
             return False
         draft = make_draft([reply["own"] for reply in replies])
         num_bytes = sum(block.array.nbytes for block in (*draft.blocks, *draft.small))
-        missing = self._keeper.begin(self._line, draft.process, draft.step, num_bytes)
+        place = self._line, draft.process, draft.step
+        missing = None
+        try:
+            missing = max(taker.begin(*place, num_bytes) for taker in self._takers)
+        except RpcError as failure:  # a launcher is gone, and its processes with it
+            _log.warning("Step %d is not copied: %s", draft.step, failure)
         if not self._fits:  # asked once: sizes do not change
-            if lacks := max(self._group.share("copy-fits", missing)):
+            if lacks := max(self._group.share("copy-fits", missing or 0)):
                 raise ArgumentError(
                     "`memory_copy_every` must have room for two copies of each "
                     f"process's shards, got {lacks} bytes too few in a launcher. Pass "
                     "more by `replicator launch --copy-bytes`, or leave it out."
                 )
             self._fits = True
-        self._saver.start(draft)
-        return True
+        if missing is not None:
+            self._saver.start(draft)
+        return missing is not None
 
     def restore(
         self, wanted: reading.Wanted, *, newest: int
@@ -139,15 +163,21 @@ class MemoryCopies:
         Raises:
           CheckpointMismatchError: The copies hold another state than `wanted.like`.
         """
-        held = self._group.share("copies", self._keeper.held(self._line))
-        found = {(process, step) for each in held for process, step in each}
+        held = [self._keeper.address, self._keeper.held(self._line)]
+        found = {
+            (process, step): address
+            for address, copies in self._group.share("copies", held)
+            for process, step in copies
+        }
+        # What lies on this host is not fetched from another.
+        own = {tuple(place): self._keeper.address for place in held[1]}
         steps = {step for _, step in found if step >= newest}
         for step in sorted(steps, reverse=True):
             if any((process, step) not in found for process in self._group.processes):
                 continue
             restored = failure = None
             try:
-                restored = self._read(step, wanted)
+                restored = self._read(step, found | own, wanted)
             except (CheckpointError, CheckpointMismatchError) as error:
                 failure = error
             try:
@@ -166,11 +196,17 @@ class MemoryCopies:
     def close(self) -> None:
         """Wait for the copy that is on its way, and leave the keeper."""
         self._saver.close()
-        self._keeper.close()
+        for keeper in self._keepers.values():
+            keeper.close()
 
-    def _read(self, step: int, wanted: reading.Wanted) -> reading.Restored:
+    def _read(
+        self, step: int, places: Mapping[tuple, str], wanted: reading.Wanted
+    ) -> reading.Restored:
         try:
-            copies = [self._find(process, step) for process in self._group.processes]
+            copies = [
+                self._find(self._keepers[places[process, step]], process, step)
+                for process in self._group.processes
+            ]
             manifest = decode(copies[0].tree.about["manifest"].encode())
         except (RpcError, ValueError, KeyError) as failure:
             raise CheckpointError(
@@ -180,16 +216,13 @@ class MemoryCopies:
         state = HeldState(manifest, copies)
         return reading.as_restored(manifest, state, wanted, source="memory")
 
-    def _find(self, process: int, step: int) -> HeldCopy:
+    def _find(self, keeper: Client, process: int, step: int) -> HeldCopy:
         name = copy_name(self._line, process, step)
-        tree = read_offer(self._keeper, name, timeout_s=self._timeout_s)
-        return HeldCopy(
-            keeper=self._keeper, name=name, tree=tree, timeout_s=self._timeout_s
-        )
+        tree = read_offer(keeper, name, timeout_s=self._timeout_s)
+        return HeldCopy(keeper=keeper, name=name, tree=tree, timeout_s=self._timeout_s)
 
     def _hand_over(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
-        place = self._line, draft.process, draft.step
         pieces: list[Piece] = []
         batch: list[np.ndarray] = []
         room = PART_BYTES
@@ -199,12 +232,17 @@ class MemoryCopies:
             batch.append(np.frombuffer(as_bytes(array), np.uint8))
             room -= array.nbytes
             if room <= 0 or len(batch) == MOST_PIECES:
-                self._keeper.add(*place, batch)
+                self._add(draft, batch)
                 batch, room = [], PART_BYTES
-        self._keeper.add(*place, batch)
+        self._add(draft, batch)
         about = {"manifest": self._manifest(draft)} if self._group.is_chief else {}
         tree = PieceTree(about=about, pieces=tuple(pieces))
-        self._keeper.complete(*place, tree.as_json())
+        for taker in self._takers:
+            taker.complete(self._line, draft.process, draft.step, tree.as_json())
+
+    def _add(self, draft: Draft, batch: list[np.ndarray]) -> None:
+        for taker in self._takers:
+            taker.add(self._line, draft.process, draft.step, batch)
 
     def _manifest(self, draft: Draft) -> str:
         manifest = Manifest(

@@ -28,12 +28,18 @@ import numpy as np
 from replicator.base.accepts import accepts, is_array, items, plain, text, whole
 from replicator.distributed.piece_transfer import Offered, PieceTree, offer_pieces
 from replicator.errors import ArgumentError
+from replicator.rpc.client.client import Client
 from replicator.rpc.codec.message_limits import MessageLimits
+from replicator.rpc.security.secret import FILE_VARIABLE, Secret
+from replicator.rpc.security.tls import Tls
 from replicator.rpc.server.server import Server
 from replicator.rpc.transports.addresses import parse
 
 VARIABLE = "REPLICATOR_KEEPER"
 """Address of the keeper of a process's host."""
+
+TLS_VARIABLE = "REPLICATOR_KEEPER_TLS"
+"""Folder of the certificate by which keepers of other hosts are reached."""
 
 LIMITS = MessageLimits(message_bytes=1 << 44, shared_bytes=1 << 44, trusted_memory=True)
 """Limits of both ends. What a keeper holds has a bound of its own, `most_bytes`."""
@@ -192,16 +198,39 @@ def copy_name(line: str, process: int, step: int) -> str:
     return f"{line}/{process}/{step}"
 
 
+def keeper_client(address: str, *, timeout_s: float) -> Client:
+    """Return a client of a keeper, of this host or another.
+
+    Args:
+      address: Address of the keeper.
+      timeout_s: Longest time of a call, in seconds.
+    """
+    folder = os.environ.get(TLS_VARIABLE)
+    tls = _tls(Path(folder)) if folder else None
+    # A keeper serves as long as its launcher lives: one that is gone does not return.
+    return Client(
+        address, limits=LIMITS, timeout_s=timeout_s, tls=tls, wait_for_ready=False
+    )
+
+
 @contextlib.contextmanager
-def serve_keeper(folder: Path, *, most_bytes: int | None = None) -> Iterator[dict]:
+def serve_keeper(
+    folder: Path, *, most_bytes: int | None = None, host: str | None = None
+) -> Iterator[dict[str, str]]:
     """Serve a keeper in this process, until the end of the block.
 
     Args:
       folder: Folder of this user alone, for its socket.
       most_bytes: Most bytes of all copies; by default half of the host's memory.
+      host: Name of this host for processes of others; None if there are none. They
+        prove the run's secret, over TLS.
 
     Yields:
       Variables by which processes of this host find it.
+
+    Raises:
+      ArgumentError: `host` is given, and the run has no secret, or a package is
+        missing.
     """
     if most_bytes is None:
         most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -211,6 +240,48 @@ def serve_keeper(folder: Path, *, most_bytes: int | None = None) -> Iterator[dic
         parse(address)
     except ArgumentError:  # too long for a socket: then in a folder of its own
         address = "unix:"
-    server = Server(keeper, name="keeper", address=address, limits=LIMITS)
+    variables, secret, tls = {}, None, None
+    if host is not None:
+        secret = _require_secret(host)
+        tls = _make_certificate(secret, folder / "keeper-tls", host)
+        variables[TLS_VARIABLE] = str(folder / "keeper-tls")
+        address += f",grpc://{host}:0"
+    server = Server(
+        keeper, name="keeper", address=address, limits=LIMITS, secret=secret, tls=tls
+    )
     with offer_pieces(server, keeper._find):
-        yield {VARIABLE: server.address}
+        yield {VARIABLE: server.address, **variables}
+
+
+def _require_secret(host: str) -> Secret:
+    secret = Secret.from_environment()
+    if secret is None:
+        raise ArgumentError(
+            f"`copies_host` must be in a run with a secret, got {host!r} and none. Set "
+            f"{FILE_VARIABLE} to a file of 32 random bytes, mode 0600, the same on all "
+            "hosts."
+        )
+    return secret
+
+
+def _make_certificate(secret: Secret, folder: Path, host: str) -> Tls:
+    try:
+        import grpc  # noqa: F401  # optional, as is what makes certificates
+
+        from replicator.rpc.security.certificates import make_member_certificate
+    except ImportError:
+        raise ArgumentError(
+            f"`copies_host` must be left out without grpcio and cryptography, got "
+            f'{host!r}. `pip install "jax-replicator[grpc]"`.'
+        ) from None
+    folder.mkdir(mode=0o700)
+    make_member_certificate(secret, folder, hosts=[host])
+    return _tls(folder)
+
+
+def _tls(folder: Path) -> Tls:
+    return Tls(
+        ca=folder / "ca.pem",
+        certificate=folder / "member.pem",
+        key=folder / "member.key",
+    )

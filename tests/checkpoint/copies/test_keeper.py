@@ -12,9 +12,11 @@ import pytest
 from replicator import rpc
 from replicator.checkpoint.copies.keeper import (
     LIMITS,
+    TLS_VARIABLE,
     VARIABLE,
     Keeper,
     copy_name,
+    keeper_client,
     serve_keeper,
 )
 from replicator.distributed.piece_transfer import (
@@ -23,7 +25,12 @@ from replicator.distributed.piece_transfer import (
     as_bytes,
     take_pieces,
 )
-from replicator.errors import ArgumentError, DecodeError
+from replicator.errors import (
+    ArgumentError,
+    AuthenticationError,
+    CallTimeoutError,
+    DecodeError,
+)
 
 LONG_S = 60.0
 SIZE = 1 << 16
@@ -157,6 +164,38 @@ def test_a_copy_that_is_gone_is_not_offered(tmp_path):
         client.take_over("run", "", "a")
         with pytest.raises(ArgumentError, match="got 'a/0/5'"):
             take_pieces(client, "a/0/5", most_bytes=SIZE, timeout_s=LONG_S)
+
+
+def test_a_keeper_of_another_host_is_reached_by_the_runs_secret(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    rpc.Secret.generate().write(tmp_path / "secret")
+    monkeypatch.setenv("REPLICATOR_RPC_SECRET_FILE", str(tmp_path / "secret"))
+    with serve_keeper(tmp_path, host="127.0.0.1") as variables:
+        monkeypatch.setenv(TLS_VARIABLE, variables[TLS_VARIABLE])
+        *_, beyond = variables[VARIABLE].split(",")
+        with keeper_client(beyond, timeout_s=LONG_S) as client:
+            client.take_over("run", "", "a")
+            hand_over(client, 5)
+            name = copy_name("a", 0, 5)
+            _, taken = take_pieces(client, name, most_bytes=SIZE, timeout_s=LONG_S)
+        other = rpc.Secret.generate()
+        with (
+            rpc.Client(beyond, secret=other, insecure=True) as stranger,
+            pytest.raises((AuthenticationError, CallTimeoutError)),
+        ):
+            stranger.call("held", ["a"], timeout_s=2.0)
+    assert b"".join(each.tobytes() for each in taken.values()) == b"".join(
+        array.tobytes() for array in arrays_at(5).values()
+    )
+
+
+def test_a_keeper_for_other_hosts_needs_the_runs_secret(tmp_path, monkeypatch):
+    monkeypatch.delenv("REPLICATOR_RPC_SECRET_FILE", raising=False)
+    with (
+        pytest.raises(ArgumentError, match="`copies_host` must be in a run with a sec"),
+        serve_keeper(tmp_path, host="127.0.0.1"),
+    ):
+        pytest.fail("it was served")
 
 
 if __name__ == "__main__":
