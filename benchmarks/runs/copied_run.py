@@ -21,12 +21,14 @@ _DIRECTORY = flags.DEFINE_string("directory", None, "Of the run.", required=True
 _MEGABYTES = flags.DEFINE_integer("megabytes", 100, "Size of the state.")
 _EVERY = flags.DEFINE_integer("every", 5, "Steps from copy to copy.")
 _STEPS = flags.DEFINE_integer("steps", 100_000, "Steps of the whole run.")
+_PACE_S = flags.DEFINE_float("pace_s", 0.1, "Least time of a step, as of a real one.")
 _WIDTH = 256
 
 
 def tell(event: MetricsEvent) -> None:
     """Print that a step was done."""
     print("step", event.step, time.monotonic(), flush=True)
+    time.sleep(_PACE_S.value)
 
 
 def main(argv: list[str]) -> None:
