@@ -126,15 +126,19 @@ class CheckpointStore:
         if self._saver is not None:
             return self
         lines = self._group.lead("open", self._take_over)
-        require_shared(self._directory, self._group, self._disk)
-        if self._has_copies:
-            self.copies = MemoryCopies(
-                self._group,
-                run=str(self._directory.absolute()),
-                clock=self._clock,
-                timeout_s=self._timeout_s,
-            )
-            self.copies.take_over(*lines, generation=self._generation)
+        try:
+            require_shared(self._directory, self._group, self._disk)
+            if self._has_copies:
+                self.copies = MemoryCopies(
+                    self._group,
+                    run=str(self._directory.absolute()),
+                    clock=self._clock,
+                    timeout_s=self._timeout_s,
+                )
+                self.copies.take_over(*lines, generation=self._generation)
+        except BaseException:
+            self._lock.release()
+            raise
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -275,8 +279,8 @@ class CheckpointStore:
           like: A state of this run: arrays or `jax.ShapeDtypeStruct`s. Leaves get the
             shardings of its leaves. None gives nested dicts of NumPy arrays.
           step: Step to restore; the newest by default.
-          only: Pattern of paths of leaves to restore; others are taken from `like`:
-            `"user/params/*"`, where `*` matches slashes, too.
+          only: Pattern of paths of leaves to restore; others are taken from `like`, or
+            left out without it: `"user/params/*"`, where `*` matches slashes, too.
           shardings: Shardings instead of those of `like`; a list with that of each
             leaf, or a prefix of its tree.
 
