@@ -17,6 +17,7 @@ them, too, by naming the owner before; in a directory that was made anew there a
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ TLS_VARIABLE = "REPLICATOR_KEEPER_TLS"
 
 LIMITS = MessageLimits(message_bytes=1 << 44, shared_bytes=1 << 44, trusted_memory=True)
 """Limits of both ends. What a keeper holds has a bound of its own, `most_bytes`."""
+
+_NEEDED = ("grpc", "cryptography")  # between hosts
 
 MOST_PIECES = 1 << 14
 """Most pieces whose bytes `Keeper.add` takes at once."""
@@ -229,8 +232,8 @@ def serve_keeper(
       Variables by which processes of this host find it.
 
     Raises:
-      ArgumentError: `host` is given, and the run has no secret, or a package is
-        missing.
+      ArgumentError: `host` is given, and the run has no secret, or a package that it
+        needs is missing.
     """
     if most_bytes is None:
         most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -265,15 +268,13 @@ def _require_secret(host: str) -> Secret:
 
 
 def _make_certificate(secret: Secret, folder: Path, host: str) -> Tls:
-    try:
-        import grpc  # noqa: F401  # optional, as is what makes certificates
-
-        from replicator.rpc.security.certificates import make_member_certificate
-    except ImportError:
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise ArgumentError(
-            f"`copies_host` must be left out without grpcio and cryptography, got "
-            f'{host!r}. `pip install "jax-replicator[grpc]"`.'
-        ) from None
+            f"`copies_host` must be left out without `{missing[0]}`, got {host!r}. "
+            '`pip install "jax-replicator[grpc]"`.'
+        )
+    from replicator.rpc.security.certificates import make_member_certificate
+
     folder.mkdir(mode=0o700)
     make_member_certificate(secret, folder, hosts=[host])
     return _tls(folder)
