@@ -17,10 +17,14 @@ from replicator.checkpoint import commit as commits
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.group import Group, share_pieces
+from replicator.checkpoint.group import Group, require_shared
 from replicator.checkpoint.lock import WriterLock
 from replicator.checkpoint.manifest import Manifest
-from replicator.checkpoint.orbax_files import require_orbax
+from replicator.checkpoint.pieces.copy_place import (
+    COPY_PLACES,
+    CopyPlace,
+    lack_of_memory_explained,
+)
 from replicator.checkpoint.retention import Retention, Saved
 from replicator.checkpoint.snapshot import (
     OWN,
@@ -29,7 +33,8 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
-from replicator.errors import ArgumentError, CheckpointError, check_count
+from replicator.checkpoint.writing import ShardWriter
+from replicator.errors import ArgumentError, CheckpointError, check_count, check_word
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +68,8 @@ class CheckpointStore:
       disk: The file system.
       failures_allowed: Number of saves in a row that may fail before training stops.
       timeout_s: Longest wait of a call for a save, or for another process, in seconds.
+      copy: Place where a save copies the state to before it may be donated: each
+        `"device"`, or leaf by leaf the `"host"`, where a device has no room for one.
       together: Whether all processes of the program save and restore together; by
         default, if there are several. If not, each needs a directory of its own.
 
@@ -79,9 +86,12 @@ class CheckpointStore:
         disk: Disk | None = None,
         failures_allowed: int = 3,
         timeout_s: float = 600.0,
+        copy: CopyPlace = "device",
         together: bool | None = None,
     ):
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
+        check_word("copy", copy, COPY_PLACES)
+        self._copy: CopyPlace = copy
         self._directory = checked_path("directory", directory)
         self._retention = retention or Retention()
         self._disk = disk or Disk()
@@ -93,19 +103,20 @@ class CheckpointStore:
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
+        self._writer = ShardWriter()
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
 
         Raises:
-          CheckpointError: It cannot be written to, or holds something else; or orbax
-            is not installed.
+          CheckpointError: It cannot be written to, holds something else, or is not one
+            that all processes see.
           CheckpointInUseError: Another run writes to it.
         """
         if self._saver is not None:
             return self
-        require_orbax()
         self._group.lead("open", self._take_over)
+        require_shared(self._directory, self._group, self._disk)
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -130,6 +141,7 @@ class CheckpointStore:
           ArgumentError: The snapshot cannot be saved, or the store is not open.
           CheckpointError: The last `failures_allowed` saves all failed.
           CheckpointInUseError: A newer run has taken the directory.
+          DeviceMemoryError: The devices have no room for a copy of the state.
         """
         saver = self._require_open()
         own = plain_json(snapshot.own, "own")
@@ -176,6 +188,7 @@ class CheckpointStore:
         if self._saver is not None:
             self._saver.close()
             self._saver = None
+            self._writer.close()
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -302,29 +315,30 @@ class CheckpointStore:
             self._disk.sync_directory(path.parent)
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
-        draft = start_copy(snapshot, whole=self._group.is_chief)
+        draft = start_copy(
+            snapshot,
+            processes=self._group.processes,
+            process=self._group.process,
+            place=self._copy,
+        )
         if any(own):
             draft = dataclasses.replace(draft, meta={**draft.meta, OWN: own})
         return draft
 
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
-        pieces = share_pieces(
-            draft, self._directory, group=self._group, disk=self._disk
-        )
-
-        def commit() -> None:
+        with lack_of_memory_explained():  # a copy on a device may fail late
             manifest = commits.commit(
                 draft,
                 self._directory,
+                group=self._group,
+                writer=self._writer,
                 generation=self._generation,
                 disk=self._disk,
                 require_current=self._lock.require_current,
-                pieces=pieces,
             )
+        if manifest is not None:
             self._retain(manifest)
-
-        self._group.lead("committed", commit)
 
     def _retain(self, manifest: Manifest) -> None:
         self._kept, gone = self._retention.decide(self._kept, self._as_saved(manifest))
