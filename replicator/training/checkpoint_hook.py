@@ -74,6 +74,8 @@ class SaveCheckpoints(Hook):
       reports: The run's own hooks, in this process.
       hooks: Hooks whose states are the same in all processes.
       evaluation: The run's evaluation; None for none.
+      check: Called with the event of each state before it is copied to be saved; it
+        raises if the state must not be.
     """
 
     phase = "save"
@@ -87,6 +89,7 @@ class SaveCheckpoints(Hook):
         reports: Sequence[Hook],
         hooks: Sequence[Hook],
         evaluation: EvaluateEvery | None,
+        check: Callable[[StateEvent], None] = lambda event: None,
     ) -> None:
         assert spec.checkpointing is not None
         self._store = store
@@ -96,6 +99,7 @@ class SaveCheckpoints(Hook):
         self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
+        self._check = check
         self._about = {"began": resumed.began._asdict(), **_settings(spec)}
         self._log = spec.log_once
         self._logged = store.counts
@@ -152,6 +156,7 @@ class SaveCheckpoints(Hook):
         return self._store.counts.last_step == event.step
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
+        self._check(event)
         position = event.position or Position()
         return Snapshot(
             step=event.step,

@@ -39,6 +39,7 @@ from replicator.training.evaluate_hook import (
 from replicator.training.loop import Loop, LoopResult, Step
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.preemption import LeaveSaved, Preemption
+from replicator.training.replica_check import ReplicaCheck
 from replicator.training.reports.records import Reports, open_reports
 from replicator.training.run_spec import RunSpec
 
@@ -123,6 +124,10 @@ def open_run(
     start_step = resumed.start_step
     if not went_back and (spec.plan.steps is None or start_step < spec.plan.steps):
         _try_evaluation(spec, resumed.state.user)
+    comparison = None
+    if spec.replica_checks is not None:
+        comparison = ReplicaCheck(spec, spec.replica_checks)
+        comparison.check_first(resumed.state, step=start_step)
     reports = open_reports(spec, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
     evaluation = _evaluation(spec, reports, preemption)
@@ -130,6 +135,7 @@ def open_run(
         spec.recovery,
         *([evaluation] if evaluation is not None else ()),
         *(HookOfUser(hook) for hook in spec.hooks),
+        *([comparison] if comparison is not None else ()),
     ]
     load_hooks(reports.hooks, resumed.reports)
     load_hooks(saved_hooks, resumed.hooks)
@@ -145,6 +151,7 @@ def open_run(
             reports=reports.hooks,
             hooks=saved_hooks,
             evaluation=evaluation,
+            **({} if comparison is None else {"check": comparison.check}),
         )
         if preemption is not None:
             leaving = LeaveSaved(spec, preemption, saving, first_step=start_step)
@@ -162,6 +169,7 @@ def open_run(
         cut_at=resumed.position if resumed.was_cut else None,
         agreed_time=AgreedTime() if spec.together else None,
         show_state=_shown(spec, resumed),
+        damage=next(filter(None, map(_damage, spec.hooks)), None),
     )
     closers.append(loop.close)
     opened = Opened(
@@ -186,7 +194,7 @@ def hooks_in_order(
     1. Reports: compilations, the display, the metrics, before anything ends the run.
     2. Recovery runs next, so later hooks never see a step that is rolled back.
     3. Evaluation: its numbers are there for the user's hooks, and for ranking.
-    4. The user's hooks.
+    4. The user's hooks; behind them copies of the state are compared.
     5. Saving: the states of all hooks before it are those after this step.
     6. Stopping: after the agreed last step the run is saved, or ends.
     7. The profiler and the journal of phases, which measure all hooks before them.
@@ -274,6 +282,11 @@ def _loop_state(step: Step | None, state: RunState) -> PyTree:
         return state.user
     # A debug step takes it as it is.
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
+
+
+def _damage(hook: Hook) -> Callable[..., PyTree] | None:
+    # A hook may damage the state on purpose (`testing/faults`).
+    return getattr(hook, "damage_state", None)
 
 
 def _shown(spec: RunSpec, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:
