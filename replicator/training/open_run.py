@@ -39,7 +39,7 @@ from replicator.training.evaluate_hook import (
 from replicator.training.loop import Loop, LoopResult, Step
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.preemption import LeaveSaved, Preemption
-from replicator.training.replica_check import ReplicaCheck
+from replicator.training.replica_check import first_comparison
 from replicator.training.reports.records import Reports, open_reports
 from replicator.training.run_spec import RunSpec
 
@@ -124,18 +124,15 @@ def open_run(
     start_step = resumed.start_step
     if not went_back and (spec.plan.steps is None or start_step < spec.plan.steps):
         _try_evaluation(spec, resumed.state.user)
-    comparison = None
-    if spec.replica_checks is not None:
-        comparison = ReplicaCheck(spec, spec.replica_checks)
-        comparison.check_first(resumed.state, step=start_step)
+    comparison = first_comparison(spec, resumed.state, step=start_step)
     reports = open_reports(spec, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
     evaluation = _evaluation(spec, reports, preemption)
+    users = map(HookOfUser, spec.hooks)
     saved_hooks = [
-        spec.recovery,
-        *([evaluation] if evaluation is not None else ()),
-        *(HookOfUser(hook) for hook in spec.hooks),
-        *([comparison] if comparison is not None else ()),
+        hook
+        for hook in (spec.recovery, evaluation, *users, comparison)
+        if hook is not None
     ]
     load_hooks(reports.hooks, resumed.reports)
     load_hooks(saved_hooks, resumed.hooks)
@@ -151,7 +148,7 @@ def open_run(
             reports=reports.hooks,
             hooks=saved_hooks,
             evaluation=evaluation,
-            **({} if comparison is None else {"check": comparison.check}),
+            comparison=comparison,
         )
         if preemption is not None:
             leaving = LeaveSaved(spec, preemption, saving, first_step=start_step)
@@ -169,7 +166,7 @@ def open_run(
         cut_at=resumed.position if resumed.was_cut else None,
         agreed_time=AgreedTime() if spec.together else None,
         show_state=_shown(spec, resumed),
-        damage=next(filter(None, map(_damage, spec.hooks)), None),
+        damage=_damage(spec.hooks),
     )
     closers.append(loop.close)
     opened = Opened(
@@ -284,9 +281,10 @@ def _loop_state(step: Step | None, state: RunState) -> PyTree:
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
 
 
-def _damage(hook: Hook) -> Callable[..., PyTree] | None:
+def _damage(hooks: Sequence[Hook]) -> Callable[..., PyTree] | None:
     # A hook may damage the state on purpose (`testing/faults`).
-    return getattr(hook, "damage_state", None)
+    found = (getattr(hook, "damage_state", None) for hook in hooks)
+    return next(filter(None, found), None)
 
 
 def _shown(spec: RunSpec, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:

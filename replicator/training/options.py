@@ -96,9 +96,9 @@ class RunOptions:
         goes back to the last good checkpoint and leaves the batch out; `"ignore"` goes
         on.
       spikes: Metric to watch for sudden leaps, and the action on one.
-      check_replicas_every: Steps, or a schedule, between comparisons of the copies that
-        devices hold of each leaf, to find bits that flipped in silence; also before
-        each save, at the end and behind each restore. None compares nothing.
+      check_replicas_every: Flipped bits: steps, or a schedule, between comparisons of
+        the copies that devices hold of each leaf; also made before each save, at the
+        end and behind each restore. None compares nothing.
       on_mismatch: Action on copies that differ: `"raise"` ends the run, `"rollback"`
         goes back to the last checkpoint.
     """

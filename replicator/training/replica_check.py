@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from replicator.base.mesh import spans_processes
 from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.engine.fingerprints.copies import (
@@ -56,7 +57,7 @@ class ReplicaCheck(Scheduled, Hook):
     def __init__(self, spec: RunSpec, when: Every) -> None:
         self._spec = spec
         self._trigger = when.trigger()
-        self._begun: _Begun | None = None
+        self._begun: tuple[int, Comparison] | None = None  # of the state after a step
         self._equal_at: int | None = None  # newest step whose state was compared
 
     def check_first(self, state: PyTree, *, step: int) -> None:
@@ -66,8 +67,9 @@ class ReplicaCheck(Scheduled, Hook):
           ReplicaMismatchError: Copies differ; there is nothing to go back to.
         """
         with self._spec.phases.during("compile"):
-            self._begun = _begin(state, step, self._spec.mesh)
-        self._list_alone(self._begun.alone)
+            comparison = begin_comparison(state, self._spec.mesh)
+        self._list_alone(comparison.alone)
+        self._begun = step, comparison
         if (bad := self._found()) is not None:
             raise ReplicaMismatchError(
                 f"`{bad.leaf}` must be equal on all devices that hold it, got "
@@ -85,7 +87,7 @@ class ReplicaCheck(Scheduled, Hook):
         """
         self._finish()
         if self._trigger.pulled(event):
-            self._begun = _begin(event.state, event.step, self._spec.mesh)
+            self._begin(event)
 
     def on_end(self, event: StateEvent) -> None:
         """Compare the last state; raises as `on_state`."""
@@ -95,12 +97,15 @@ class ReplicaCheck(Scheduled, Hook):
         """Return if the copies of a state are equal; raises as `on_state`."""
         self._finish()
         if self._equal_at != event.step:
-            self._begun = _begin(event.state, event.step, self._spec.mesh)
+            self._begin(event)
             self._finish()
 
     def close(self) -> None:
         """Drop the check that was begun."""
         self._begun = None
+
+    def _begin(self, event: StateEvent) -> None:
+        self._begun = event.step, begin_comparison(event.state, self._spec.mesh)
 
     def _finish(self) -> None:
         if (bad := self._found()) is not None:
@@ -110,14 +115,17 @@ class ReplicaCheck(Scheduled, Hook):
         begun, self._begun = self._begun, None
         if begun is None:
             return None
-        odd = _compare(begun, self._spec)
+        step, comparison = begun
+        with self._spec.phases.during("step"):  # waits for the devices
+            jax.block_until_ready(comparison.table)
+        odd = comparison.odd_leaves()
         if not odd:
-            self._equal_at = begun.step
+            self._equal_at = step
             return None
         path, places = next(iter(odd.items()))
         more = f" (and of {len(odd) - 1} other leaves)" if len(odd) > 1 else ""
         found = f"other bits on {' and '.join(places)}{more}"
-        return BadNumber(kind="mismatch", step=begun.step, leaf=path, found=found)
+        return BadNumber(kind="mismatch", step=step, leaf=path, found=found)
 
     def _list_alone(self, alone: Sequence[str]) -> None:
         if alone and not self._spec.recovery.went_back:
@@ -128,6 +136,24 @@ class ReplicaCheck(Scheduled, Hook):
                 *(len(alone), few, ", ..." if len(alone) > _SHOWN_LEAVES else "."),
             )
             self._spec.log_once("unwatched", leaves=list(alone))
+
+
+def first_comparison(spec: RunSpec, state: PyTree, *, step: int) -> ReplicaCheck | None:
+    """Return the hook that compares copies, if the run asks for it.
+
+    Args:
+      spec: The run.
+      state: State that it begins with or was restored to; compared.
+      step: Updates made before.
+
+    Raises:
+      ReplicaMismatchError: Copies of the state differ.
+    """
+    if spec.replica_checks is None:
+        return None
+    check = ReplicaCheck(spec, spec.replica_checks)
+    check.check_first(state, step=step)
+    return check
 
 
 def require_copies(spec: RunSpec) -> None:
@@ -152,49 +178,77 @@ def require_copies(spec: RunSpec) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Begun:
-    """A check whose table of fingerprints is computed on the devices."""
+class Comparison:
+    """A comparison of copies whose fingerprints are computed on the devices.
 
-    step: int
+    Attributes:
+      leaves: Leaves that have copies.
+      alone: Paths of those that have none.
+      table: Their fingerprints, uint32[devices, leaves]; None without such leaves.
+      mesh: Mesh of the devices.
+    """
+
     leaves: list[Copied]
     alone: list[str]
     table: jax.Array | None
     mesh: Mesh
 
+    def odd_leaves(self) -> dict[str, list[str]]:
+        """Return the leaves whose copies differ, with the places of odd copies.
 
-def _begin(state: PyTree, step: int, mesh: Mesh) -> _Begun:
-    arrays = named_arrays(state)
-    leaves, alone = copied(arrays, shardings_of(arrays), mesh)
-    table = (
-        fingerprints([arrays[each.number][1] for each in leaves]) if leaves else None
-    )
-    return _Begun(step=step, leaves=leaves, alone=alone, table=table, mesh=mesh)
-
-
-def _compare(begun: _Begun, spec: RunSpec) -> dict[str, list[str]]:
-    """Return the paths of leaves whose copies differ, with the places of odd copies."""
-    if begun.table is None:
-        return {}
-    with spec.phases.during("step"):  # waits for the devices
+        Waits for the devices; all processes of the mesh call it.
+        """
+        if self.table is None:
+            return {}
         own = {
             shard.index[0].start or 0: np.asarray(shard.data)[0]
-            for shard in begun.table.addressable_shards
+            for shard in self.table.addressable_shards
         }
-    pieces = [leaf.pieces for leaf in begun.leaves]
-    # A digest for all leaves that lie alike first: hosts exchange a few bytes, not a
-    # table of thousands of leaves.
-    alike = list(dict.fromkeys(pieces))
-    columns = [[n for n, each in enumerate(pieces) if each == kind] for kind in alike]
-    digests = {d: [_digest(row[some]) for some in columns] for d, row in own.items()}
-    if not any(_odd(_of_all(spec, digests), alike)):
-        return {}
-    rows = _of_all(spec, {device: row.tolist() for device, row in own.items()})
-    hosts = exchange("replicas/hosts", platform.node()) if spec.together else None
-    return {
-        leaf.path: [_describe(begun.mesh, n, hosts) for n in odd]
-        for leaf, odd in zip(begun.leaves, _odd(rows, pieces), strict=True)
-        if odd
-    }
+        pieces = [leaf.pieces for leaf in self.leaves]
+        # First a digest of all leaves that lie alike: hosts exchange a few bytes, not a
+        # table of thousands of leaves.
+        alike = list(dict.fromkeys(pieces))
+        columns = [[n for n, each in enumerate(pieces) if each == one] for one in alike]
+        digests = {
+            d: [_digest(row[some]) for some in columns] for d, row in own.items()
+        }
+        if not any(_odd(self._of_all(digests), alike)):
+            return {}
+        rows = self._of_all({device: row.tolist() for device, row in own.items()})
+        hosts = self._of_all({device: [platform.node()] for device in own})
+        return {
+            leaf.path: [self._describe(n, *hosts[n]) for n in odd]
+            for leaf, odd in zip(self.leaves, _odd(rows, pieces), strict=True)
+            if odd
+        }
+
+    def _of_all(self, own: _Rows) -> _Rows:
+        """Return the rows of the devices of all processes."""
+        if not spans_processes(self.mesh):
+            return own
+        found = exchange("replicas/rows", [[*row] for row in own.items()])
+        return {device: row for each in found for device, row in each}
+
+    def _describe(self, number: int, host: str) -> str:
+        device = self.mesh.devices.flat[number]
+        return (
+            f"{describe_place(self.mesh, number)} (device {device.id}, process "
+            f"{device.process_index}, host {host})"
+        )
+
+
+def begin_comparison(state: PyTree, mesh: Mesh) -> Comparison:
+    """Dispatch the fingerprints of a state; all processes of the mesh call it.
+
+    Args:
+      state: Any pytree; what is not an array over `mesh` has no copies.
+      mesh: Mesh of the devices.
+    """
+    arrays = named_arrays(state)
+    leaves, alone = copied(arrays, shardings_of(arrays), mesh)
+    watched = [arrays[leaf.number][1] for leaf in leaves]
+    table = fingerprints(watched) if watched else None
+    return Comparison(leaves=leaves, alone=alone, table=table, mesh=mesh)
 
 
 def _odd(rows: _Rows, pieces: Sequence[tuple[int, ...]]) -> list[list[int]]:
@@ -205,23 +259,5 @@ def _odd(rows: _Rows, pieces: Sequence[tuple[int, ...]]) -> list[list[int]]:
     ]
 
 
-def _of_all(spec: RunSpec, own: _Rows) -> _Rows:
-    """Return the rows of the devices of all processes."""
-    if not spec.together:
-        return own
-    found = exchange("replicas/rows", [[*row] for row in own.items()])
-    return {device: row for each in found for device, row in each}
-
-
 def _digest(row: np.ndarray) -> str:
     return hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest()
-
-
-def _describe(mesh: Mesh, number: int, hosts: Sequence[str] | None) -> str:
-    """Return a device with its place, process and host."""
-    device = mesh.devices.flat[number]
-    host = platform.node() if hosts is None else hosts[device.process_index]
-    return (
-        f"{describe_place(mesh, number)} (device {device.id}, process "
-        f"{device.process_index}, host {host})"
-    )

@@ -64,7 +64,8 @@ class GoingBack(Exception):
         if self._kind == "mismatch":
             return ReplicaMismatchError(
                 "`state` must be equal on all devices until the loop ends, got other "
-                f"bits at step {self.before_step}. {remedy}",
+                f"bits at step {self.before_step}. Start it again: it goes on from the "
+                "last checkpoint, if there is one.",
                 step=self.before_step,
                 leaf="",
             )
