@@ -122,18 +122,14 @@ def open_run(
         resumed = find_start(spec, store)
     require_same_state(spec.mesh, resumed.state)
     start_step = resumed.start_step
-    if not went_back and (spec.plan.steps is None or start_step < spec.plan.steps):
-        _try_evaluation(spec, resumed.state.user)
+    if not went_back:
+        _try_evaluation(spec, resumed)
     comparison = first_comparison(spec, resumed.state, step=start_step)
     reports = open_reports(spec, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
     evaluation = _evaluation(spec, reports, preemption)
-    users = map(HookOfUser, spec.hooks)
-    saved_hooks = [
-        hook
-        for hook in (spec.recovery, evaluation, *users, comparison)
-        if hook is not None
-    ]
+    wanted = (spec.recovery, evaluation, *map(HookOfUser, spec.hooks), comparison)
+    saved_hooks = [hook for hook in wanted if hook is not None]
     load_hooks(reports.hooks, resumed.reports)
     load_hooks(saved_hooks, resumed.hooks)
     if went_back and not resumed.hooks:
@@ -206,13 +202,14 @@ def hooks_in_order(
     return [*reports.hooks, *saved_hooks, *ends, *reports.after]
 
 
-def _try_evaluation(spec: RunSpec, user: PyTree) -> None:
+def _try_evaluation(spec: RunSpec, resumed: Resumed) -> None:
     """Evaluate the first batch alone, to show errors before hours of steps."""
-    if (wanted := spec.evaluating) is None:
+    has_ended = spec.plan.steps is not None and resumed.start_step >= spec.plan.steps
+    if (wanted := spec.evaluating) is None or has_ended:
         return
     with spec.phases.during("evaluate"):
         one = InputOptions(steps=1)
-        metrics = wanted.evaluate(spec.evaluation_of, user, inputs=one)
+        metrics = wanted.evaluate(spec.evaluation_of, resumed.state.user, inputs=one)
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
 

@@ -247,7 +247,7 @@ def begin_comparison(state: PyTree, mesh: Mesh) -> Comparison:
     arrays = named_arrays(state)
     leaves, alone = copied(arrays, shardings_of(arrays), mesh)
     watched = [arrays[leaf.number][1] for leaf in leaves]
-    table = fingerprints(watched) if watched else None
+    table = fingerprints(watched, mesh) if watched else None
     return Comparison(leaves=leaves, alone=alone, table=table, mesh=mesh)
 
 

@@ -57,6 +57,14 @@ def test_what_products_alone_would_miss_shows(damaged):
     assert int(of_one(damaged)) != int(of_one(NORMAL))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int4", "complex64", "bool"])
+@pytest.mark.parametrize("block", [7, 64, 528, 529])
+def test_a_fingerprint_does_not_depend_on_the_block(dtype, block):
+    array = NORMAL.astype(dtype)
+    in_blocks = jax.jit(lambda x: fingerprint(x, block=block))
+    assert int(in_blocks(array)) == int(of_one(array))
+
+
 def test_keys_and_empty_arrays_have_fingerprints():
     keys = jax.random.split(jax.random.key(0), 2)
     assert int(of_one(keys[0])) != int(of_one(keys[1]))
@@ -68,7 +76,9 @@ def test_each_device_has_a_row_for_its_own_piece():
     array = np.arange(8, dtype=np.float32)
     specs = [P(), P("shard")]
     table = np.asarray(
-        fingerprints([jax.device_put(array, NamedSharding(mesh, s)) for s in specs])
+        fingerprints(
+            [jax.device_put(array, NamedSharding(mesh, s)) for s in specs], mesh
+        )
     )
     assert table[:, 0].tolist() == [int(of_one(array))] * 8
     pieces = [int(of_one(piece)) for piece in array.reshape(4, 2)]
@@ -79,6 +89,6 @@ def test_the_program_has_no_collective():
     mesh = replica_mesh(8)
     shardings = (NamedSharding(mesh, P()), NamedSharding(mesh, P("replica")))
     arrays = [jax.device_put(jnp.zeros((8, 2)), each) for each in shardings]
-    text = _program(shardings).lower(arrays).compile().as_text()
+    text = _program(mesh, shardings).lower(arrays).compile().as_text()
     kinds = ("all-reduce", "all-gather", "all-to-all", "permute", "reduce-scatter")
     assert not [kind for kind in kinds if kind in text]
