@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import logging
 import platform
+import textwrap
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -30,7 +31,6 @@ from replicator.engine.fingerprints.copies import (
     describe_place,
     named_arrays,
     odd_copies,
-    shardings_of,
 )
 from replicator.engine.fingerprints.program import fingerprints
 from replicator.errors import ArgumentError, ReplicaMismatchError
@@ -40,7 +40,6 @@ from replicator.training.nonfinite.policy import BadNumber
 from replicator.training.run_spec import RunSpec
 
 _log = logging.getLogger(__name__)
-_SHOWN_LEAVES = 3
 _Rows: TypeAlias = dict[int, list[Any]]  # by the device's place in the mesh
 
 
@@ -60,24 +59,6 @@ class ReplicaCheck(Scheduled, Hook):
         self._begun: tuple[int, Comparison] | None = None  # of the state after a step
         self._equal_at: int | None = None  # newest step whose state was compared
 
-    def check_first(self, state: PyTree, *, step: int) -> None:
-        """Compare the state that a run begins with or was restored to.
-
-        Raises:
-          ReplicaMismatchError: Copies differ; there is nothing to go back to.
-        """
-        with self._spec.phases.during("compile"):
-            comparison = begin_comparison(state, self._spec.mesh)
-        self._list_alone(comparison.alone)
-        self._begun = step, comparison
-        if (bad := self._found()) is not None:
-            raise ReplicaMismatchError(
-                f"`{bad.leaf}` must be equal on all devices that hold it, got "
-                f"{bad.found} before the first step. Start again without that device.",
-                step=step,
-                leaf=bad.leaf,
-            )
-
     def on_state(self, event: StateEvent) -> None:
         """Read the check that was begun a step before, and begin one if due.
 
@@ -87,7 +68,7 @@ class ReplicaCheck(Scheduled, Hook):
         """
         self._finish()
         if self._trigger.pulled(event):
-            self._begin(event)
+            self.begin(event.state, step=event.step)
 
     def on_end(self, event: StateEvent) -> None:
         """Compare the last state; raises as `on_state`."""
@@ -97,21 +78,21 @@ class ReplicaCheck(Scheduled, Hook):
         """Return if the copies of a state are equal; raises as `on_state`."""
         self._finish()
         if self._equal_at != event.step:
-            self._begin(event)
+            self.begin(event.state, step=event.step)
             self._finish()
 
+    def begin(self, state: PyTree, *, step: int) -> "Comparison":
+        """Begin to compare the copies of the state after step `step`."""
+        comparison = begin_comparison(state, self._spec.mesh)
+        self._begun = step, comparison
+        return comparison
+
     def close(self) -> None:
-        """Drop the check that was begun."""
+        """Drop the comparison that was begun."""
         self._begun = None
 
-    def _begin(self, event: StateEvent) -> None:
-        self._begun = event.step, begin_comparison(event.state, self._spec.mesh)
-
-    def _finish(self) -> None:
-        if (bad := self._found()) is not None:
-            self._spec.recovery.handle(bad)
-
-    def _found(self) -> BadNumber | None:
+    def found(self) -> BadNumber | None:
+        """Read the comparison that was begun; return a leaf whose copies differ."""
         begun, self._begun = self._begun, None
         if begun is None:
             return None
@@ -127,15 +108,9 @@ class ReplicaCheck(Scheduled, Hook):
         found = f"other bits on {' and '.join(places)}{more}"
         return BadNumber(kind="mismatch", step=step, leaf=path, found=found)
 
-    def _list_alone(self, alone: Sequence[str]) -> None:
-        if alone and not self._spec.recovery.went_back:
-            few = ", ".join(f"`{path}`" for path in alone[:_SHOWN_LEAVES])
-            _log.warning(
-                "`check_replicas_every` does not watch %d leaves, which have no second "
-                "copy: %s%s",
-                *(len(alone), few, ", ..." if len(alone) > _SHOWN_LEAVES else "."),
-            )
-            self._spec.log_once("unwatched", leaves=list(alone))
+    def _finish(self) -> None:
+        if (bad := self.found()) is not None:
+            self._spec.recovery.handle(bad)
 
 
 def first_comparison(spec: RunSpec, state: PyTree, *, step: int) -> ReplicaCheck | None:
@@ -152,7 +127,23 @@ def first_comparison(spec: RunSpec, state: PyTree, *, step: int) -> ReplicaCheck
     if spec.replica_checks is None:
         return None
     check = ReplicaCheck(spec, spec.replica_checks)
-    check.check_first(state, step=step)
+    with spec.phases.during("compile"):
+        alone = check.begin(state, step=step).alone
+    if alone and not spec.recovery.went_back:
+        _log.warning(
+            "`check_replicas_every` does not watch %d leaves, which have no second "
+            "copy: %s",
+            *(len(alone), textwrap.shorten(", ".join(alone), 200)),
+        )
+        spec.log_once("unwatched", leaves=alone)
+    if (bad := check.found()) is not None:
+        # There is nothing to go back to.
+        raise ReplicaMismatchError(
+            f"`{bad.leaf}` must be equal on all devices that hold it, got {bad.found} "
+            "before the first step. Start again without that device.",
+            step=step,
+            leaf=bad.leaf,
+        )
     return check
 
 
@@ -168,7 +159,8 @@ def require_copies(spec: RunSpec) -> None:
         return
     shapes = spec.first.shapes.user
     arrays = named_arrays(shapes)
-    found, _ = copied(arrays, spec.layout.state_shardings(shapes), spec.mesh)
+    shardings = spec.layout.state_shardings(shapes)
+    found, _ = copied(arrays, spec.mesh, shardings=shardings)
     if not any(arrays[leaf.number][1].size > 1 for leaf in found):
         raise ArgumentError(
             "`check_replicas_every` must have arrays to compare, of which two devices "
@@ -245,7 +237,7 @@ def begin_comparison(state: PyTree, mesh: Mesh) -> Comparison:
       mesh: Mesh of the devices.
     """
     arrays = named_arrays(state)
-    leaves, alone = copied(arrays, shardings_of(arrays), mesh)
+    leaves, alone = copied(arrays, mesh)
     watched = [arrays[leaf.number][1] for leaf in leaves]
     table = fingerprints(watched, mesh) if watched else None
     return Comparison(leaves=leaves, alone=alone, table=table, mesh=mesh)

@@ -6,11 +6,12 @@ one axis.
 """
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from replicator.base.padded import is_padded
@@ -47,43 +48,32 @@ def named_arrays(state: PyTree) -> list[tuple[str, Any]]:
 
 
 def copied(
-    leaves: Sequence[tuple[str, Any]], shardings: Sequence[Any], mesh: Mesh
+    leaves: Sequence[tuple[str, Any]],
+    mesh: Mesh,
+    *,
+    shardings: Sequence[Any] | None = None,
 ) -> tuple[list[Copied], list[str]]:
     """Return the leaves that have copies, and the paths of those that have none.
 
     Args:
       leaves: Path and array, or shape, of each.
-      shardings: Sharding of each leaf; one that is not named, or over another mesh,
-        counts as having no copies.
-      mesh: Mesh of the devices.
+      mesh: Mesh of the devices; what is not an array over it has no copies.
+      shardings: Sharding of each leaf, for shapes; by default that of the array.
     """
     found: list[Copied] = []
     alone: list[str] = []
-    known: dict[Hashable, tuple[int, ...]] = {}
-    for number, ((path, leaf), sharding) in enumerate(
-        zip(leaves, shardings, strict=True)
-    ):
+    for number, (path, leaf) in enumerate(leaves):
+        own = (
+            getattr(leaf, "sharding", None) if shardings is None else shardings[number]
+        )
         pieces: tuple[int, ...] = ()
-        if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
-            key = (sharding, leaf.shape)
-            pieces = known.get(key) or _pieces(sharding, leaf.shape, mesh)
-            known[key] = pieces
+        if isinstance(own, NamedSharding) and own.mesh == mesh:
+            pieces = _pieces(own, leaf.shape, mesh)
         if len(set(pieces)) < len(pieces):
             found.append(Copied(path=path, number=number, pieces=pieces))
         else:
             alone.append(path)
     return found, alone
-
-
-def shardings_of(leaves: Iterable[tuple[str, Any]]) -> list[Any]:
-    """Return the sharding of each leaf; None for one on the host.
-
-    >>> shardings_of([("w", 1.0)])
-    [None]
-    """
-    return [
-        leaf.sharding if isinstance(leaf, jax.Array) else None for _, leaf in leaves
-    ]
 
 
 def odd_copies(values: Sequence[Hashable], pieces: Sequence[int]) -> list[int]:
@@ -119,14 +109,12 @@ def describe_place(mesh: Mesh, number: int) -> str:
     >>> describe_place(replicator.Replicator().mesh, 0).split()[0]
     'replica'
     """
-    places = []
-    for axis, size in reversed(mesh.shape.items()):
-        number, place = divmod(number, size)
-        if size > 1:
-            places.append(f"{axis} {place}")
-    return ", ".join(reversed(places))
+    places = np.unravel_index(number, mesh.devices.shape)
+    axes = zip(mesh.shape.items(), places, strict=True)
+    return ", ".join(f"{axis} {place}" for (axis, size), place in axes if size > 1)
 
 
+@functools.lru_cache(maxsize=4096)
 def _pieces(
     sharding: NamedSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from replicator.base.host.clock import SystemClock
 from replicator.base.types import Device, PyTree
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
-from replicator.engine.fingerprints.copies import copied, named_arrays, shardings_of
+from replicator.engine.fingerprints.copies import copied, named_arrays
 from replicator.errors import ArgumentError
 
 _log = logging.getLogger(__name__)
@@ -95,13 +95,13 @@ def flip_copied_bit(
     Raises:
       ArgumentError: There is another number of devices, or no leaf with copies.
     """
-    arrays, (leaves, structure) = named_arrays(state), jax.tree.flatten(state)
-    shardings = shardings_of(arrays)
+    leaves, structure = jax.tree.flatten(state)
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     meshes = [each.mesh for each in shardings if isinstance(each, NamedSharding)]
     assert isinstance(meshes[0], Mesh), "a run's state lies on its mesh"
     found = [
         leaf
-        for leaf in copied(arrays, shardings, meshes[0])[0]
+        for leaf in copied(named_arrays(state), meshes[0])[0]
         if leaves[leaf.number].size
         and not jnp.issubdtype(leaves[leaf.number].dtype, jax.dtypes.prng_key)
     ]
@@ -119,21 +119,14 @@ def flip_copied_bit(
 
 def _flipped(leaf: jax.Array, device: Device, pick: random.Random) -> jax.Array:
     """Return an array with one bit flipped in the piece on a device, if it is here."""
-    place, bit = pick.random(), pick.random()  # the same in processes without it
+    place, byte = pick.random(), pick.random()  # the same in processes without it
     pieces = [shard.data for shard in leaf.addressable_shards]
     for number, piece in enumerate(pieces):
         if piece.devices() == {device}:
             damaged = np.array(piece)
             element = int(place * damaged.size) * damaged.dtype.itemsize
-            byte, shift = divmod(int(bit * _bits(leaf.dtype)), 8)
-            damaged.reshape(-1).view(np.uint8)[element + byte] ^= 1 << shift
+            element += int(byte * damaged.dtype.itemsize)
+            # The lowest bit of a byte: booleans and int4 have no others on the host.
+            damaged.reshape(-1).view(np.uint8)[element] ^= 1
             pieces[number] = jax.device_put(damaged, piece.sharding)
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
-
-
-def _bits(dtype: np.dtype) -> int:
-    """Return the number of bits of an element; small ones have a byte on the host."""
-    if dtype == np.bool_:
-        return 1
-    kind = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
-    return kind(dtype).bits

@@ -32,7 +32,7 @@ def test_a_strategy_decides_which_devices_hold_the_same(name):
     rep = replicas(8, strategy=strategy)
     shapes = jax.eval_shape(trainer(rep.wrap_optimizer(adam()))[0], jax.random.key(0))
     found, alone = copied(
-        named_arrays(shapes), rep.layout.state_shardings(shapes), rep.mesh
+        named_arrays(shapes), rep.mesh, shardings=rep.layout.state_shardings(shapes)
     )
     pieces = {leaf.path: leaf.pieces for leaf in found}
     assert {path: pieces.get(path) for path in expected} == expected
@@ -43,7 +43,7 @@ def test_what_a_replica_has_for_itself_has_no_copy():
     rep = replicas(8)
     state = {"own": PerReplica(np.zeros((8, 3))), "w": np.zeros(3)}
     found, alone = copied(
-        named_arrays(state), rep.layout.state_shardings(state), rep.mesh
+        named_arrays(state), rep.mesh, shardings=rep.layout.state_shardings(state)
     )
     assert [leaf.path for leaf in found] == ["w"]
     assert alone == ["own/value"]
@@ -51,7 +51,7 @@ def test_what_a_replica_has_for_itself_has_no_copy():
 
 def test_arrays_of_one_device_or_of_the_host_have_no_copy():
     arrays = [("a", np.zeros(3)), ("b", jax.numpy.zeros(3))]
-    found, alone = copied(arrays, [None, arrays[1][1].sharding], replicas(8).mesh)
+    found, alone = copied(arrays, replicas(8).mesh)
     assert (found, alone) == ([], ["a", "b"])
 
 
