@@ -52,7 +52,7 @@ from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.loop import LoopResult
 from replicator.training.node import ProgramNode
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
 from replicator.training.run_spec import make_run_spec
@@ -362,6 +362,8 @@ class Replicator:
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
@@ -375,6 +377,7 @@ class Replicator:
         `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`.
         Evaluation: `eval_*`, `follow`. Records: `directory`, `write_every`,
         `gradient_norm`, `display`, `profile`. Bad numbers: `on_nonfinite`, `spikes`.
+        Flipped bits: `check_replicas_every`, `on_mismatch`.
 
         >>> result = rep.run(step_fn, dataset, init_fn=init_fn, steps=3)
         >>> result.step
@@ -404,6 +407,7 @@ class Replicator:
           NonFiniteError: A batch or a metric holds NaN or infinity.
           PartitionError: One of the first updates differs from that of one device.
           Preempted: A signal asked the run to stop, and it is saved.
+          ReplicaMismatchError: Devices hold different bits of the same leaf.
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
@@ -434,6 +438,8 @@ class Replicator:
             profile=profile,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
+            check_replicas_every=check_replicas_every,
+            on_mismatch=on_mismatch,
             checks=checks,
             check_first_updates=check_first_updates,
             debug=debug,
@@ -481,6 +487,8 @@ class Replicator:
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
@@ -529,6 +537,8 @@ class Replicator:
             profile=profile,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
+            check_replicas_every=check_replicas_every,
+            on_mismatch=on_mismatch,
             checks=checks,
             check_first_updates=check_first_updates,
             debug=debug,

@@ -33,7 +33,7 @@ from replicator.inputs.adapters import check_read_anew, ending
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
 from replicator.training.node import ProgramNode
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
@@ -101,6 +101,11 @@ class RunOptions:
         goes back to the last good checkpoint and leaves the batch out; `"ignore"` goes
         on.
       spikes: Metric to watch for sudden leaps, and the action on one.
+      check_replicas_every: Flipped bits: steps, or a schedule, between comparisons of
+        the copies that devices hold of each leaf; also made before each save, at the
+        end and behind each restore. None compares nothing.
+      on_mismatch: Action on copies that differ: `"raise"` ends the run, `"rollback"`
+        goes back to the last checkpoint.
     """
 
     steps: int | None = None
@@ -137,6 +142,8 @@ class RunOptions:
 
     on_nonfinite: OnNonfinite | None = None
     spikes: Spikes | None = None
+    check_replicas_every: int | Every | None = None
+    on_mismatch: OnMismatch = "raise"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -377,6 +384,22 @@ def recording_of(options: RunOptions) -> Recording:
     return Recording(
         directory=directory, write_every=write_every, display=display, profile=profile
     )
+
+
+def replica_checks_of(options: RunOptions) -> Every | None:
+    """Return the schedule on which copies of the state are compared; None for none.
+
+    Raises:
+      ArgumentError: It is not a schedule, or missing where a mismatch is to lead back.
+    """
+    if options.check_replicas_every is not None:
+        return _as_schedule("check_replicas_every", options.check_replicas_every)
+    if options.on_mismatch == "rollback":
+        raise ArgumentError(
+            '`check_replicas_every` must be given with `on_mismatch="rollback"`, got '
+            "None. Pass it, or leave `on_mismatch` out."
+        )
+    return None
 
 
 def _as_schedule(name: str, when: int | Every) -> Every:
