@@ -9,6 +9,7 @@
     ├── TooLateError (RuntimeError)         JAX started before it was set up
     ├── InputTimeoutError (TimeoutError)    the input yielded nothing within its limit
     ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+    │   └── BucketError                     a bucket refused us, or did not answer
     ├── CheckpointInUseError (RuntimeError) another run writes to the same directory
     ├── CheckpointMismatchError (ValueError) a checkpoint holds another state
     ├── DistributedError (RuntimeError)     processes cannot meet, or one has left
@@ -81,6 +82,10 @@ class InputTimeoutError(ReplicatorError, TimeoutError):
 
 class CheckpointError(ReplicatorError, RuntimeError):
     """A checkpoint, or the directory that holds them, cannot be written or read."""
+
+
+class BucketError(CheckpointError):
+    """A bucket is not there, refused us, or did not answer to the end."""
 
 
 class CheckpointInUseError(ReplicatorError, RuntimeError):

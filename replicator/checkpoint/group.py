@@ -23,13 +23,14 @@ from replicator.checkpoint.snapshot import Draft
 from replicator.distributed.agreement import Json, exchange
 from replicator.distributed.coordination import process_count, process_index
 from replicator.errors import (
+    BucketError,
     CheckpointError,
     CheckpointInUseError,
     CheckpointMismatchError,
     ReplicatorError,
 )
 
-_KNOWN = (CheckpointInUseError, CheckpointMismatchError)
+_KNOWN = (BucketError, CheckpointInUseError, CheckpointMismatchError)
 _numbers = itertools.count()
 
 
