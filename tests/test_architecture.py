@@ -77,7 +77,10 @@ HEAVY = {
         "replicator/nnx/parameters.py",
         "replicator/nnx/spectral_norm.py",
     },
-    "orbax": {"replicator/checkpoint/orbax_files.py"},
+    "tensorstore": {
+        "replicator/checkpoint/pieces/arrays.py",
+        "replicator/checkpoint/pieces/format1.py",
+    },
     "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},
     "shtab": {"replicator/cli/completion.py"},
     "tensorboardX": {"replicator/writers/tensorboard.py"},

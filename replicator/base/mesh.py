@@ -188,13 +188,24 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     # Leaf by leaf: nodes that check their children accept arrays only.
-    if isinstance(shardings, Sharding):
-        shardings = [shardings] * len(leaves)
-    elif not isinstance(shardings, list) or len(shardings) != len(leaves):
-        shardings = jax.tree.leaves(jax.tree.broadcast(shardings, tree))
+    shardings = leaf_shardings(tree, shardings)
     if all(sharding.is_fully_addressable for sharding in shardings):
         return structure.unflatten(jax.device_put(leaves, shardings))
     return structure.unflatten(map(_put, leaves, shardings))
+
+
+def leaf_shardings(tree: PyTree, shardings: PyTree) -> list[Sharding]:
+    """Return the sharding of each leaf, given a list of them or a prefix of the tree.
+
+    >>> len(leaf_shardings({"a": 0, "b": 1}, replicated(replica_mesh(2))))
+    2
+    """
+    count = jax.tree.structure(tree).num_leaves
+    if isinstance(shardings, Sharding):
+        return [shardings] * count
+    if isinstance(shardings, list) and len(shardings) == count:
+        return shardings
+    return jax.tree.leaves(jax.tree.broadcast(shardings, tree))
 
 
 def _put(leaf: Any, sharding: Sharding) -> jax.Array:

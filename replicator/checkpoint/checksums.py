@@ -7,7 +7,7 @@ attackers, who could write the checksums as well.
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from replicator.checkpoint.disk import walk_files
@@ -47,8 +47,21 @@ def record_file(path: Path, *, root: Path) -> FileRecord:
     )
 
 
+def record_bytes(path: str, content: bytes) -> FileRecord:
+    """Return the length and checksum of a file with this content.
+
+    >>> record_bytes("a", b"abc")
+    FileRecord(path='a', size_bytes=3, crc32=891568578)
+    """
+    return FileRecord(path=path, size_bytes=len(content), crc32=zlib.crc32(content))
+
+
 def first_damage(
-    files: Sequence[FileRecord], folder: Path, *, root: Path
+    files: Sequence[FileRecord],
+    folder: Path,
+    *,
+    root: Path,
+    is_read: Callable[[str], bool] = bool,
 ) -> str | None:
     """Describe the first difference between the files in `folder` and their records.
 
@@ -61,6 +74,8 @@ def first_damage(
       files: Records of the files.
       folder: Folder of the files, below `root`.
       root: Folder that recorded paths are relative to.
+      is_read: Whether to read the file of a path, or to compare its length only; all
+        are read by default.
 
     Returns:
       A text, or None if nothing differs.
@@ -70,13 +85,12 @@ def first_damage(
         path = there.pop(wanted.path, None)
         if path is None or path.is_symlink() or not path.is_file():
             return f"`{wanted.path}` is missing"
-        found = record_file(path, root=root)
-        if found.size_bytes != wanted.size_bytes:
+        size_bytes = path.stat().st_size
+        if size_bytes != wanted.size_bytes:
             return (
-                f"`{wanted.path}` has {found.size_bytes} bytes instead of "
-                f"{wanted.size_bytes}"
+                f"`{wanted.path}` has {size_bytes} bytes instead of {wanted.size_bytes}"
             )
-        if found.crc32 != wanted.crc32:
+        if is_read(wanted.path) and record_file(path, root=root) != wanted:
             return f"the content of `{wanted.path}` has changed"
     if there:
         return f"`{min(there)}` does not belong to it"

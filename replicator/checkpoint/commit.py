@@ -7,23 +7,34 @@ back. After `commit` returned, power may fail.
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from replicator.checkpoint.checksums import record_file
-from replicator.checkpoint.disk import Disk, walk_directories, walk_files
-from replicator.checkpoint.group import Piece, fill_in
+from replicator.base.host.strict_json import strict_json
+from replicator.checkpoint.checksums import FileRecord, record_bytes
+from replicator.checkpoint.disk import Disk, walk_directories
+from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import (
     MANIFEST_NAME,
     STATE_NAME,
     Manifest,
     encode,
 )
-from replicator.checkpoint.orbax_files import write_arrays
+from replicator.checkpoint.pieces.arrays import (
+    GROUP,
+    METADATA_NAME,
+    array_metadata,
+    shard_name,
+)
+from replicator.checkpoint.pieces.grid import cells, whole_box
 from replicator.checkpoint.snapshot import Draft
+from replicator.checkpoint.writing import write_blocks
+from replicator.errors import CheckpointError
 
 _WRITING, _DELETING, _DAMAGED = ".writing-", ".deleting-", ".damaged-"
 _REPLACED = ".replaced-"
@@ -57,50 +68,66 @@ def commit(
     draft: Draft,
     directory: Path,
     *,
+    group: Group,
     generation: int,
     disk: Disk,
     require_current: Callable[[], None],
-    pieces: tuple[Piece, ...] = (),
-) -> Manifest:
+) -> Manifest | None:
     """Write a checkpoint; return when it is whole and durable.
+
+    All processes call it; each exchange is a barrier. The folder is there before shards
+    are written, and all shards before the manifest.
 
     Args:
       draft: Draft to save.
       directory: Directory of all checkpoints.
+      group: The processes that save together.
       generation: Generation of the owner of the directory.
       disk: The file system.
       require_current: Raises if there is a newer owner; called first and last.
-      pieces: Pieces that other processes have written for it; removed at the end.
 
     Returns:
-      The manifest of the checkpoint.
+      The manifest of the checkpoint, in the first process; None in others.
 
     Raises:
       OSError: The file system failed; nothing is left of the attempt.
+      CheckpointError: Another process failed.
       CheckpointInUseError: From `require_current`.
     """
-    others = {each.path.parent for each in pieces}
-    require_current()
-    # A failed save may have left files: threads of orbax may have gone on writing.
-    tidy(directory, disk=disk, but=others)
-    # A random name: a writer that was replaced removes nothing of the new one's.
-    writing = directory / f"{_WRITING}{draft.step}-{os.urandom(4).hex()}"
-    disk.make_directory(writing)
-    try:
-        manifest = _write(
-            draft, writing, generation=generation, disk=disk, pieces=pieces
+
+    def begin() -> str:
+        require_current()
+        tidy(directory, disk=disk)  # a save that failed may have left files
+        return _make_folders(draft, directory, disk=disk)
+
+    token = group.lead("begin", begin)
+    writing = directory / f"{_WRITING}{draft.step}-{token}"
+    state = writing / f"{STATE_NAME}-{token}"
+    done: list[Manifest] = []
+
+    def write() -> list[Any]:
+        disk.announce("write_arrays", state)
+        files = write_blocks(
+            draft, state.name, lambda name, data: disk.write_file(writing / name, data)
         )
+        return [dataclasses.astuple(file) for file in files]
+
+    def finish() -> None:
+        files = [_file(*file) for own in written for file in own]
+        _require_shards(draft, state, files)
+        done.append(_finish(draft, state, files, generation=generation, disk=disk))
         require_current()
         # A new owner between these two is not noticed: only `flock` prevents that.
         _give_name(writing, checkpoint_path(directory, draft.step), disk=disk)
+
+    try:
+        written = group.gather("written", write)
+        group.lead("committed", finish)
     except BaseException:
-        with contextlib.suppress(OSError):
-            disk.remove_tree(writing)
+        if group.is_chief:
+            _abandon(writing, disk=disk)
         raise
-    finally:
-        for folder in others:
-            _remove(folder, disk=disk)
-    return manifest
+    return done[0] if done else None
 
 
 def delete(directory: Path, step: int, *, disk: Disk) -> None:
@@ -115,14 +142,14 @@ def set_damaged_aside(directory: Path, step: int, *, disk: Disk) -> Path | None:
     return _move_aside(checkpoint_path(directory, step), _DAMAGED, disk=disk)
 
 
-def tidy(directory: Path, *, disk: Disk, but: Collection[Path] = ()) -> list[str]:
+def tidy(directory: Path, *, disk: Disk) -> list[str]:
     """Remove leftovers of owners that died while writing or deleting; return names.
 
     A checkpoint that was moved aside for a new one that was never finished gets its
     name back. A leftover that cannot be removed is logged, and tried again next time.
     """
     done: list[str] = []
-    for path in sorted({*directory.iterdir()}.difference(but)):
+    for path in sorted(directory.iterdir()):
         name = path.name
         checkpoint = directory / name.removeprefix(_REPLACED)[:_DIGITS]
         if name.startswith(_REPLACED) and not checkpoint.exists():
@@ -134,23 +161,37 @@ def tidy(directory: Path, *, disk: Disk, but: Collection[Path] = ()) -> list[str
     return done
 
 
-def _write(
+def _make_folders(draft: Draft, directory: Path, *, disk: Disk) -> str:
+    """Make the folders of a checkpoint; return the token in their names."""
+    # Random: a writer that was replaced removes nothing of the new one's, and a file of
+    # another save is never taken for one of this.
+    token = os.urandom(4).hex()
+    writing = directory / f"{_WRITING}{draft.step}-{token}"
+    state = writing / f"{STATE_NAME}-{token}"
+    try:
+        for folder in (writing, state):
+            disk.make_directory(folder)
+        for array in draft.plan.arrays:
+            disk.make_directory(state / array.name)
+    except BaseException:
+        _abandon(writing, disk=disk)
+        raise
+    return token
+
+
+def _finish(
     draft: Draft,
-    writing: Path,
+    state: Path,
+    files: Sequence[FileRecord],
     *,
     generation: int,
     disk: Disk,
-    pieces: tuple[Piece, ...],
 ) -> Manifest:
-    state = writing / STATE_NAME
-    disk.announce("write_arrays", state)
-    arrays = [fetch() for fetch in draft.fetches]
-    fill_in(arrays, pieces)
-    write_arrays(state, draft.leaves, arrays)
-    files = []
-    for path in walk_files(state):
-        files.append(record_file(path, root=writing))
-        disk.sync_file(path)
+    """Write what is not a shard, the manifest last, and make all names durable."""
+    metadata = [
+        _write_metadata(name, content, state, disk=disk)
+        for name, content in _metadata(draft)
+    ]
     manifest = Manifest(
         step=draft.step,
         generation=generation,
@@ -158,12 +199,64 @@ def _write(
         metrics=draft.metrics,
         num_devices=draft.num_devices,
         leaves=draft.leaves,
-        files=tuple(files),
+        files=(*metadata, *files),
+        state=state.name,
+        stored=draft.plan.leaves,
+        arrays=draft.plan.arrays,
     )
-    disk.write_file(writing / MANIFEST_NAME, encode(manifest))
-    for folder in walk_directories(writing):
+    disk.write_file(state.parent / MANIFEST_NAME, encode(manifest))
+    for folder in walk_directories(state.parent):
         disk.sync_directory(folder)
     return manifest
+
+
+def _abandon(writing: Path, *, disk: Disk) -> None:
+    with contextlib.suppress(OSError):
+        disk.remove_tree(writing)
+
+
+def _metadata(draft: Draft) -> Iterator[tuple[str, str]]:
+    """Yield name and content of the files that make the arrays those of zarr."""
+    yield METADATA_NAME, GROUP
+    paths = {str(number): leaf.path for number, leaf in enumerate(draft.leaves)}
+    for array in draft.plan.arrays:
+        path = paths.get(array.name)
+        attributes = {"path": path} if path is not None else {}
+        content = strict_json(array_metadata(array, attributes))
+        yield f"{array.name}/{METADATA_NAME}", content
+
+
+def _write_metadata(name: str, content: str, state: Path, *, disk: Disk) -> FileRecord:
+    disk.write_file(state / name, content.encode())
+    return record_bytes(f"{state.name}/{name}", content.encode())
+
+
+def _file(path: str, size_bytes: int, crc32: int) -> FileRecord:
+    return FileRecord(path=path, size_bytes=size_bytes, crc32=crc32)
+
+
+def _require_shards(draft: Draft, state: Path, files: Sequence[FileRecord]) -> None:
+    """Check that each shard was written by one process, and that its file is here."""
+    wanted = {
+        f"{state.name}/{array.name}/{shard_name(index)}"
+        for array in draft.plan.arrays
+        for index, _ in cells(whole_box(array.shape), array.shard)
+    }
+    written = {file.path: file.size_bytes for file in files}
+    if wanted != written.keys() or len(files) != len(wanted):
+        odd = min(wanted ^ written.keys(), default="one that several wrote")
+        raise CheckpointError(
+            "`arrays` must be cut alike in all processes, got a shard that is not the "
+            f"only one of its place: {odd}. Save one global state in all of them."
+        )
+    for path, size_bytes in written.items():
+        file = state.parent / path
+        if not file.exists() or file.stat().st_size != size_bytes:
+            raise CheckpointError(
+                "A directory of checkpoints must be one that all processes share, got "
+                f"{state.parent.parent}, where {path} of another process is not whole. "
+                "Save to a file system that shows all processes the same files."
+            )
 
 
 def _give_name(writing: Path, checkpoint: Path, *, disk: Disk) -> None:

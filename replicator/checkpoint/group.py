@@ -1,25 +1,17 @@
-"""Save and restore in several processes together: the first one writes for all.
+"""Save and restore in several processes together.
 
-Leaves that are equal everywhere are written by process 0, the chief. If a leaf is
-sharded over processes, the others write their pieces beside the checkpoint, and the
-chief joins them, so that a checkpoint is the same for any number of processes and any
-sharding. So all processes must see the directory. An error of the chief is raised in
-all of them: they go on together, or end together.
+Each process writes its shards; process 0, the chief, makes the folder before, and gives
+it its name behind them all. So all processes must see the directory. An error of one is
+raised in all of them: they go on together, or end together.
 """
 
-import dataclasses
 import itertools
-import math
 import os
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.snapshot import Draft
 from replicator.distributed.agreement import Json, exchange
 from replicator.distributed.coordination import process_count, process_index
 from replicator.errors import (
@@ -34,27 +26,6 @@ _KNOWN = (BucketError, CheckpointInUseError, CheckpointMismatchError)
 _numbers = itertools.count()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A piece of one leaf that another process has written.
-
-    Attributes:
-      leaf: Index of the leaf in the draft.
-      start: Start of the piece on each axis of the leaf.
-      shape: Shape of the piece.
-      path: File that holds it.
-      offset: Bytes before it in the file.
-      crc32: Checksum of the piece.
-    """
-
-    leaf: int
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    path: Path
-    offset: int
-    crc32: int
-
-
 class Group:
     """The processes that save to one directory; all open their stores in one order.
 
@@ -65,7 +36,9 @@ class Group:
 
     def __init__(self, *, together: bool | None, timeout_s: float) -> None:
         self.together = process_count() > 1 if together is None else together
-        self.is_chief = not self.together or process_index() == 0
+        self.process = process_index()
+        self.processes = range(process_count()) if self.together else [self.process]
+        self.is_chief = not self.together or self.process == 0
         self._timeout_s = timeout_s
         self._name = f"checkpoint-{next(_numbers)}" if self.together else ""
 
@@ -129,99 +102,40 @@ class Group:
                 raise _from_json(kind, f"Process {process}: {text}")
 
 
-def share_pieces(
-    draft: Draft, directory: Path, *, group: Group, disk: Disk
-) -> tuple[Piece, ...]:
-    """Let all others write their pieces of a draft; return these in the chief.
-
-    Args:
-      draft: Draft of this process.
-      directory: Directory of all checkpoints.
-      group: The processes.
-      disk: The file system.
+def require_shared(directory: Path, group: Group, disk: Disk) -> None:
+    """Check that all processes see one directory: each writes a file, the first reads.
 
     Raises:
-      CheckpointError: A process could not write its pieces.
+      CheckpointError: A process cannot write to it, or its file is not here.
     """
-    if not (group.together and draft.spread):
-        return ()
+    if not group.together:
+        return
 
-    def begin() -> str:
-        # A name that the next owner removes as a leftover, if the chief dies.
-        name = f".writing-pieces-{draft.step}-{os.urandom(4).hex()}"
-        disk.make_directory(directory / name)
-        return name
-
-    # On the saver's thread of each process. Each exchange is a barrier: the folder is
-    # there before pieces are written, all pieces before the chief reads one.
-    folder = directory / group.lead("pieces", begin)
-
-    def write() -> list[tuple]:
+    def write() -> str:
+        path = directory / f".writing-{process_index()}-{os.urandom(4).hex()}"
         try:
-            return [] if group.is_chief else _write_pieces(draft, folder, disk)
-        except Exception as failure:
-            raise CheckpointError(
-                "A directory of checkpoints must be one that all processes can write "
-                f"to, got {directory} and in process {process_index()}: {failure}. "
-                "Save to a file system that they share."
-            ) from failure
+            disk.write_file(path, path.name.encode())
+        except OSError as failure:
+            raise _not_shared(directory, str(failure)) from failure
+        return path.name
 
-    written = group.gather("pieces-written", write)
-    if not group.is_chief:
-        return ()
-    return tuple(
-        Piece(
-            leaf=leaf,
-            start=tuple(start),
-            shape=tuple(shape),
-            path=folder / f"{process}",
-            offset=offset,
-            crc32=crc32,
-        )
-        for process, pieces in enumerate(written)
-        for leaf, start, shape, offset, crc32 in pieces
+    def read_all() -> None:
+        for process, name in enumerate(names):
+            path = directory / name
+            if not path.exists() or path.read_bytes() != name.encode():
+                raise _not_shared(directory, f"no file of process {process}")
+            path.unlink()
+
+    names = group.gather("shared", write)
+    group.lead("all-shared", read_all)
+
+
+def _not_shared(directory: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        "A directory of checkpoints must be one that all processes can write to, got "
+        f"{directory} and in process {process_index()}: {why}. Save to a file system "
+        "that they share."
     )
-
-
-def fill_in(arrays: list[np.ndarray], pieces: tuple[Piece, ...]) -> None:
-    """Put the pieces that other processes have written into the arrays of a draft.
-
-    Raises:
-      CheckpointError: The content of a piece has changed.
-    """
-    for each in pieces:
-        array = arrays[each.leaf]
-        nbytes = math.prod(each.shape) * array.dtype.itemsize
-        with each.path.open("rb") as file:
-            file.seek(each.offset)
-            data = file.read(nbytes)
-        if zlib.crc32(data) != each.crc32:
-            raise CheckpointError(
-                f"`{each.path}` must be what another process wrote, got something "
-                "else. Save to a file system that shows all processes the same files."
-            )
-        place = tuple(
-            slice(at, at + size)
-            for at, size in zip(each.start, each.shape, strict=True)
-        )
-        array[place] = np.frombuffer(data, array.dtype).reshape(each.shape)
-
-
-def _write_pieces(draft: Draft, folder: Path, disk: Disk) -> list[tuple]:
-    """Write all pieces here into one file, and return the place of each in it."""
-    written: list[tuple] = []
-
-    def parts() -> Iterator[bytes]:  # one at a time in memory
-        offset = 0
-        for leaf, pieces in draft.spread.items():
-            for start, piece in pieces:
-                data = np.asarray(piece).tobytes()
-                written.append((leaf, start, piece.shape, offset, zlib.crc32(data)))
-                offset += len(data)
-                yield data
-
-    disk.write_file(folder / f"{process_index()}", parts())
-    return written
 
 
 def _nothing() -> None:

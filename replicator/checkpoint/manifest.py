@@ -7,17 +7,21 @@ bytes: no flipped bit can pass, not even in white space.
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint.checksums import FileRecord, first_damage
+from replicator.checkpoint.pieces.plan import SmallPiece, StoredArray, StoredLeaf
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state"
-_FORMAT = 1
+"""Folder of the arrays in format 1; from format 2 on its name is random."""
+
+_FORMAT = 2
+_NEW_IN_2 = ("state", "stored", "arrays")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +62,11 @@ class Manifest:
       metrics: Metrics by name; retention may rank by one of them.
       num_devices: Number of devices that held the state.
       leaves: Leaves in the order of the saved tree.
-      files: Files that orbax wrote.
+      files: All files but this one.
+      state: Folder of the arrays.
+      stored: For each leaf, the place of its bytes; not there in format 1.
+      arrays: Arrays that hold the leaves; not there in format 1.
+      format: Number of the format.
     """
 
     step: int
@@ -68,6 +76,10 @@ class Manifest:
     num_devices: int
     leaves: tuple[LeafRecord, ...]
     files: tuple[FileRecord, ...] = ()
+    state: str = STATE_NAME
+    stored: tuple[StoredLeaf, ...] = ()
+    arrays: tuple[StoredArray, ...] = ()
+    format: int = _FORMAT
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -78,9 +90,15 @@ def encode(manifest: Manifest) -> bytes:
     >>> decode(encode(manifest)) == manifest
     True
     """
-    body = {"format": _FORMAT, **_fields(manifest)}
-    body["leaves"] = [_fields(leaf) for leaf in manifest.leaves]
-    body["files"] = [_fields(file) for file in manifest.files]
+    body = {"format": manifest.format, **_fields(manifest)}
+    body["stored"] = [
+        _fields(leaf) | {"small": [_fields(piece) for piece in leaf.small]}
+        for leaf in manifest.stored
+    ]
+    for name in ("leaves", "files", "arrays"):
+        body[name] = [_fields(record) for record in getattr(manifest, name)]
+    if manifest.format == 1:
+        body = {name: body[name] for name in body if name not in _NEW_IN_2}
     text = strict_json(body)
     signed = {"manifest": json.loads(text), "crc32": _crc32(text)}
     return (json.dumps(signed, indent=1) + "\n").encode()
@@ -106,10 +124,14 @@ def decode(data: bytes) -> Manifest:
             f"{_FORMAT}, got {body['format']}, of a newer replicator. Upgrade "
             "`jax-replicator`; nothing was changed."
         )
-    if body.pop("format") != _FORMAT:
+    if body["format"] not in (1, _FORMAT):
         raise ValueError("it has a format that this version does not know")
-    body["leaves"] = tuple(_leaf(**leaf) for leaf in body["leaves"])
+    body["leaves"] = tuple(_record(LeafRecord, **leaf) for leaf in body["leaves"])
     body["files"] = tuple(FileRecord(**file) for file in body["files"])
+    body["stored"] = tuple(_stored(**leaf) for leaf in body.get("stored", ()))
+    body["arrays"] = tuple(
+        _record(StoredArray, **array) for array in body.get("arrays", ())
+    )
     # Strict JSON writes NaN and infinity as strings, which `float` reads.
     body["metrics"] = {name: float(value) for name, value in body["metrics"].items()}
     manifest = Manifest(**body)
@@ -143,7 +165,30 @@ def verify(checkpoint: Path, manifest: Manifest) -> None:
     Raises:
       CheckpointError: A file is damaged; the error names it.
     """
-    damage = first_damage(manifest.files, checkpoint / STATE_NAME, root=checkpoint)
+    _require_undamaged(checkpoint, manifest, is_read=bool)
+
+
+def verify_names(checkpoint: Path, manifest: Manifest) -> None:
+    """Compare the files of a checkpoint with its manifest, before it is restored.
+
+    Shards are not read: TensorStore verifies the checksums of what it reads of them.
+
+    Raises:
+      CheckpointError: A file is damaged; the error names it.
+    """
+    _require_undamaged(
+        checkpoint,
+        manifest,
+        is_read=lambda path: manifest.format == 1 or path.endswith(".json"),
+    )
+
+
+def _require_undamaged(
+    checkpoint: Path, manifest: Manifest, *, is_read: Callable[[str], bool]
+) -> None:
+    damage = first_damage(
+        manifest.files, checkpoint / manifest.state, root=checkpoint, is_read=is_read
+    )
     if damage is not None:
         raise CheckpointError(
             f"`{checkpoint}` must be what was saved, got damage: {damage}. "
@@ -162,5 +207,16 @@ def _fields(record: Any) -> dict[str, Any]:
     }
 
 
-def _leaf(*, parts: list[str], shape: list[int], **fields: Any) -> LeafRecord:
-    return LeafRecord(parts=tuple(parts), shape=tuple(shape), **fields)
+def _stored(*, small: list[dict[str, Any]], **fields: Any) -> StoredLeaf:
+    pieces = tuple(_record(SmallPiece, **piece) for piece in small)
+    return _record(StoredLeaf, small=pieces, **fields)
+
+
+def _record(kind: Callable[..., Any], **fields: Any) -> Any:
+    """Return a record whose lists are tuples, as they were before JSON."""
+    return kind(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items()
+        }
+    )

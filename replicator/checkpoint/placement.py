@@ -2,18 +2,27 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
-from replicator.base.mesh import put
+from replicator.base.mesh import leaf_shardings, put
 from replicator.base.padded import is_padded, pad_to
 from replicator.base.trees import nested
 from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord, Manifest
+from replicator.checkpoint.pieces.reads import (
+    Read,
+    read_all,
+    sharded_leaf,
+    whole_leaf,
+)
+from replicator.checkpoint.pieces.stored_state import StoredState
 from replicator.checkpoint.resize import resize
 from replicator.checkpoint.snapshot import count_devices, describe_leaves
 from replicator.errors import CheckpointMismatchError
@@ -34,34 +43,51 @@ class RestoredState:
     lost: tuple[str, ...]
 
 
-def nest(leaves: Sequence[LeafRecord], arrays: Sequence[np.ndarray]) -> PyTree:
-    """Return saved arrays as nested dicts, keyed by the parts of paths.
+def read_nested(
+    manifest: Manifest, state: StoredState, *, only: str | None = None
+) -> PyTree:
+    """Return saved arrays as nested dicts of NumPy arrays, keyed by parts of paths.
 
-    >>> leaf = LeafRecord(parts=("params", "w"), dtype="float32", shape=(1,))
-    >>> nest([leaf], [np.zeros(1, np.float32)])
-    {'params': {'w': array([0.], dtype=float32)}}
+    Args:
+      manifest: Manifest of the checkpoint.
+      state: Its arrays.
+      only: Pattern of paths to restore; all by default.
+
+    Raises:
+      CheckpointError: The arrays are damaged.
+      CheckpointMismatchError: `only` matches no leaf.
     """
+    wanted = [
+        (number, leaf)
+        for number, leaf in enumerate(manifest.leaves)
+        if _matches(leaf, only)
+    ]
+    if not wanted:
+        raise _no_match(only, "the checkpoint")
+    arrays = read_all(whole_leaf(state, number) for number, _ in wanted)
     return nested(
         (leaf.parts, _with_key_type(leaf, array))
-        for leaf, array in zip(leaves, arrays, strict=True)
+        for (_, leaf), array in zip(wanted, arrays, strict=True)
     )
 
 
 def place_like(
     like: PyTree,
     manifest: Manifest,
-    arrays: Sequence[np.ndarray],
+    state: StoredState,
     *,
     only: str | None = None,
     shardings: PyTree = None,
 ) -> RestoredState:
-    """Put saved arrays on the devices of the leaves of `like`.
+    """Read saved arrays to the devices of the leaves of `like`.
+
+    Each process reads the regions that its devices need, and each of these once.
 
     Args:
       like: A state of this run: arrays, or `jax.ShapeDtypeStruct`s with shardings. A
         leaf without sharding is restored as a NumPy array.
       manifest: Manifest of the checkpoint.
-      arrays: Its arrays, in the order of its leaves.
+      state: Its arrays.
       only: Pattern of paths to restore (`*` also matches slashes); other leaves stay as
         they are in `like`.
       shardings: Shardings instead of those of `like`; a list with that of each leaf, or
@@ -71,34 +97,41 @@ def place_like(
       The state, and the guarantees that no longer hold.
 
     Raises:
+      CheckpointError: The arrays are damaged.
       CheckpointMismatchError: Another state was saved; the error names the first
         leaves that differ.
     """
     leaves, values = describe_leaves(like)
-    wanted = [only is None or fnmatch.fnmatchcase(leaf.path, only) for leaf in leaves]
-    saved = {
-        leaf.parts: (leaf, array)
-        for leaf, array in zip(manifest.leaves, arrays, strict=True)
-    }
-    asked = [leaf for leaf, is_wanted in zip(leaves, wanted, strict=True) if is_wanted]
-    _require_same(asked, saved, manifest, only)
-    placed, lost = [], []
-    for leaf, value, is_wanted in zip(leaves, values, wanted, strict=True):
-        if not is_wanted:
-            placed.append(_as_it_is(leaf, value))
+    if shardings is None:
+        where = [getattr(value, "sharding", None) for value in values]
+    else:
+        where = list(leaf_shardings(like, shardings))
+    numbers = {leaf.parts: number for number, leaf in enumerate(manifest.leaves)}
+    asked = [leaf for leaf in leaves if _matches(leaf, only)]
+    _require_same(asked, manifest, only)
+    reads: list[Read] = []
+    lost: list[str] = []
+    for leaf, value, sharding in zip(leaves, values, where, strict=True):
+        if not _matches(leaf, only):
+            reads.append(
+                _no_read(
+                    _as_it_is(leaf, value), None if shardings is None else sharding
+                )
+            )
             continue
-        before, array = saved[leaf.parts]
+        number = numbers[leaf.parts]
+        before = manifest.leaves[number]
         if before.shape != leaf.shape:
-            array = _resize(before, leaf, array)
             lost.append(
                 f"`{leaf.path}` is the {leaf.on_resize} of {before.shape[0]} replicas."
             )
-        if is_padded(value):
-            array = pad_to(array, value.padded.shape)
-        placed.append(_with_key_type(before, array))
-    tree = jax.tree.unflatten(
-        jax.tree.structure(like), _put(placed, like, values, shardings)
-    )
+        shape = value.padded.shape if is_padded(value) else leaf.shape
+        if sharding is None or before.shape != leaf.shape or before.key_impl:
+            place = functools.partial(_place, before, leaf, shape, sharding)
+            reads.append(whole_leaf(state, number, place))
+        else:
+            reads.append(sharded_leaf(state, number, shape=shape, sharding=sharding))
+    tree = jax.tree.unflatten(jax.tree.structure(like), read_all(reads))
     now = count_devices(jax.tree.leaves(tree))
     if now != manifest.num_devices:
         lost.insert(
@@ -111,16 +144,11 @@ def place_like(
 
 
 def _require_same(
-    asked: Sequence[LeafRecord],
-    saved: Mapping[tuple[str, ...], tuple[LeafRecord, np.ndarray]],
-    manifest: Manifest,
-    only: str | None,
+    asked: Sequence[LeafRecord], manifest: Manifest, only: str | None
 ) -> None:
     if only is not None and not asked:
-        raise CheckpointMismatchError(
-            f"`only` must match a leaf of `like`, got {only!r}, which matches none. "
-            'Write for example `only="user/params/*"`.'
-        )
+        raise _no_match(only, "`like`")
+    saved = {leaf.parts: leaf for leaf in manifest.leaves}
     differences = [
         text for leaf in asked if (text := _difference(leaf, saved.get(leaf.parts)))
     ]
@@ -143,6 +171,17 @@ def _require_same(
         )
 
 
+def _matches(leaf: LeafRecord, only: str | None) -> bool:
+    return only is None or fnmatch.fnmatchcase(leaf.path, only)
+
+
+def _no_match(only: str | None, where: str) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"`only` must match a leaf of {where}, got {only!r}, which matches none. "
+        'Write for example `only="user/params/*"`.'
+    )
+
+
 def _is_former(leaf: LeafRecord) -> bool:
     """Return whether a leaf is one that only former versions save.
 
@@ -151,12 +190,9 @@ def _is_former(leaf: LeafRecord) -> bool:
     return (leaf.parts[-1], leaf.dtype, leaf.shape) == ("gradient_norm", "float32", ())
 
 
-def _difference(
-    leaf: LeafRecord, found: tuple[LeafRecord, np.ndarray] | None
-) -> str | None:
-    if found is None:
+def _difference(leaf: LeafRecord, saved: LeafRecord | None) -> str | None:
+    if saved is None:
         return f"`{leaf.path}` was not saved"
-    saved = found[0]
     is_same = saved.dtype == leaf.dtype and (
         saved.shape == leaf.shape or _differ_in_replicas(saved, leaf)
     )
@@ -170,6 +206,28 @@ def _differ_in_replicas(saved: LeafRecord, leaf: LeafRecord) -> bool:
         and min(len(saved.shape), len(leaf.shape)) > 0
         and saved.shape[1:] == leaf.shape[1:]
     )
+
+
+def _no_read(value: Any, sharding: Sharding | None) -> Read:
+    """Return a read of what is here already."""
+    placed = value if sharding is None else put([value], [sharding])[0]
+    return Read(nbytes=0, begin=lambda: lambda: placed)
+
+
+def _place(
+    before: LeafRecord,
+    leaf: LeafRecord,
+    shape: tuple[int, ...],
+    sharding: Sharding | None,
+    array: np.ndarray,
+) -> Any:
+    """Return a leaf that was read whole as the one of this run."""
+    if before.shape != leaf.shape:
+        array = _resize(before, leaf, array)
+    if leaf.shape != shape:
+        array = pad_to(array, shape)
+    placed = _with_key_type(before, array)
+    return placed if sharding is None else put([placed], [sharding])[0]
 
 
 def _resize(saved: LeafRecord, leaf: LeafRecord, array: np.ndarray) -> np.ndarray:
@@ -192,19 +250,3 @@ def _with_key_type(leaf: LeafRecord, array: np.ndarray) -> Any:
     if leaf.key_impl is None:
         return array
     return jax.random.wrap_key_data(jnp.asarray(array), impl=leaf.key_impl)
-
-
-def _put(
-    placed: list[Any], like: PyTree, values: Sequence[Any], shardings: PyTree
-) -> list[Any]:
-    if shardings is not None:
-        tree = jax.tree.unflatten(jax.tree.structure(like), placed)
-        return jax.tree.leaves(put(tree, shardings))
-    where = [getattr(value, "sharding", None) for value in values]
-    moved = [number for number, sharding in enumerate(where) if sharding is not None]
-    arrays = put(
-        [placed[number] for number in moved], [where[number] for number in moved]
-    )
-    for number, array in zip(moved, arrays, strict=True):
-        placed[number] = array
-    return placed

@@ -13,14 +13,11 @@ from replicator.base.types import PyTree
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.lock import LOCK_NAME
-from replicator.checkpoint.manifest import (
-    STATE_NAME,
-    Manifest,
-    read_manifest,
-    verify,
-)
-from replicator.checkpoint.orbax_files import read_arrays
-from replicator.checkpoint.placement import RestoredState, nest, place_like
+from replicator.checkpoint.manifest import Manifest, read_manifest, verify_names
+from replicator.checkpoint.pieces.arrays import file_kvstore
+from replicator.checkpoint.pieces.format1 import OrbaxState
+from replicator.checkpoint.pieces.stored_state import ShardedState, StoredState
+from replicator.checkpoint.placement import RestoredState, place_like, read_nested
 from replicator.checkpoint.snapshot import OWN
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
@@ -196,18 +193,10 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
         )
     checkpoint = checkpoint_path(directory, step)
     manifest = read_manifest(checkpoint)
-    verify(checkpoint, manifest)
-    arrays = read_arrays(checkpoint / STATE_NAME, manifest.leaves)
-    if wanted.like is None:
-        placed = RestoredState(arrays=nest(manifest.leaves, arrays), lost=())
-    else:
-        placed = place_like(
-            wanted.like,
-            manifest,
-            arrays,
-            only=wanted.only,
-            shardings=wanted.shardings,
-        )
+    verify_names(checkpoint, manifest)
+    with file_kvstore(checkpoint / manifest.state) as kvstore:
+        stored = OrbaxState if manifest.format == 1 else ShardedState
+        placed = _place(wanted, manifest, stored(manifest, kvstore))
     for sentence in placed.lost:
         _log.warning("%s", sentence)
     meta = dict(manifest.meta)
@@ -218,4 +207,13 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
         meta=meta,
         metrics=manifest.metrics,
         lost=placed.lost,
+    )
+
+
+def _place(wanted: Wanted, manifest: Manifest, state: StoredState) -> RestoredState:
+    if wanted.like is None:
+        arrays = read_nested(manifest, state, only=wanted.only)
+        return RestoredState(arrays=arrays, lost=())
+    return place_like(
+        wanted.like, manifest, state, only=wanted.only, shardings=wanted.shardings
     )

@@ -1,14 +1,14 @@
 """Copy the state before it is donated to the next step.
 
 The copy is dispatched on the device behind the step that makes the state: the loop
-waits for neither. A replicated value is copied once, on one device. The thread that
-writes then fetches the copies to the host.
+waits for neither. Each process copies what the plan has it write: one copy of each
+piece, on one device. The thread that writes then fetches the copies to the host.
 """
 
+import collections
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,9 @@ from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path
 from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord
+from replicator.checkpoint.pieces.grid import Box
+from replicator.checkpoint.pieces.held import Held, copy_regions, plan_copies
+from replicator.checkpoint.pieces.plan import Plan
 from replicator.errors import ArgumentError, check_whole
 
 OWN = "own_by_process"
@@ -52,6 +55,21 @@ class Snapshot:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """The copy of a region that this process writes.
+
+    Attributes:
+      leaf: Number of the leaf.
+      box: The region.
+      array: The copy, on a device or on the host.
+    """
+
+    leaf: int
+    box: Box
+    array: jax.Array | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
     """A snapshot that no later step can change.
 
@@ -62,11 +80,11 @@ class Draft:
       metrics: Metrics by name.
       num_devices: Number of devices that hold the state.
       leaves: Record of each leaf.
-      fetches: For each leaf, waits for its copy and returns it on the host: whole, or
-        without the pieces that other processes hold. In other processes than the first
-        there may be nothing to fetch.
-      spread: By index, each leaf of which other processes hold pieces: the pieces
-        here, as (start on each axis, copy).
+      plan: Division of the leaves among processes.
+      blocks: What this process writes of large leaves. Whoever writes a block takes it
+        out, so that its memory is free.
+      small: What this process writes of small leaves.
+      process: Number of this process.
     """
 
     step: int
@@ -75,23 +93,28 @@ class Draft:
     metrics: dict[str, float]
     num_devices: int
     leaves: tuple[LeafRecord, ...]
-    fetches: tuple[Callable[[], np.ndarray], ...]
-    spread: dict[int, list[tuple[tuple[int, ...], jax.Array]]]
+    plan: Plan
+    blocks: collections.deque[Block]
+    small: list[Block]
+    process: int
 
 
-def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
-    """Dispatch a copy of a snapshot, and return at once.
+def start_copy(
+    snapshot: Snapshot, *, processes: Sequence[int] = (0,), process: int = 0
+) -> Draft:
+    """Dispatch a copy of what this process writes of a snapshot, and return at once.
 
     Args:
       snapshot: Snapshot to copy.
-      whole: Whether to copy all values, or only pieces that no other process has.
+      processes: Processes that save together; the first one leads.
+      process: This process.
 
     Raises:
       ArgumentError: It cannot be saved.
 
     >>> draft = start_copy(Snapshot(step=7, arrays={"w": jnp.ones(2)}))
-    >>> draft.fetches[0]()
-    array([1., 1.], dtype=float32)
+    >>> draft.small[0].array
+    Array([1., 1.], dtype=float32)
     """
     check_whole("step", snapshot.step)
     if not 0 <= snapshot.step < 10**12:
@@ -100,15 +123,23 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
             "Count updates from 0."
         )
     leaves, values = describe_leaves(snapshot.arrays)
-    spread = [number for number, value in enumerate(values) if _is_spread(value)]
-    pieces = [
-        _pieces(leaf, value) if whole or number in spread else []
-        for number, (leaf, value) in enumerate(zip(leaves, values, strict=True))
+    data = [_data(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
+    held = tuple(
+        Held(
+            path=leaf.path,
+            shape=array.shape if leaf.key_impl else leaf.shape,
+            padded=array.shape,
+            dtype=np.dtype(array.dtype),
+            sharding=array.sharding if isinstance(array, jax.Array) else None,
+        )
+        for leaf, array in zip(leaves, data, strict=True)
+    )
+    plan, sources = plan_copies(held, tuple(processes), process)
+    blocks = [
+        Block(leaf=source.region.leaf, box=source.region.box, array=copy)
+        for source, copy in zip(sources, copy_regions(data, sources), strict=True)
     ]
-    arrays = [[array for _, array in own] for own in pieces]
-    # One dispatch for all. A copy to the same device needs no compilation.
-    where = jax.tree.map(lambda array: array.sharding, arrays)
-    copies = jax.device_put(arrays, where, may_alias=False)
+    large = len(plan.regions[process])
     late = snapshot.late
     return Draft(
         step=int(snapshot.step),
@@ -117,19 +148,10 @@ def start_copy(snapshot: Snapshot, *, whole: bool = True) -> Draft:
         metrics={name: float(value) for name, value in snapshot.metrics.items()},
         num_devices=count_devices(values),
         leaves=leaves,
-        fetches=tuple(
-            _fetch(leaf, value, [index for index, _ in own], copied)
-            for leaf, value, own, copied in zip(
-                leaves, values, pieces, copies, strict=True
-            )
-        ),
-        spread={
-            number: [
-                (tuple(part.start or 0 for part in index), copy)
-                for (index, _), copy in zip(pieces[number], copies[number], strict=True)
-            ]
-            for number in spread
-        },
+        plan=plan,
+        blocks=collections.deque(blocks[:large]),
+        small=blocks[large:],
+        process=process,
     )
 
 
@@ -190,74 +212,22 @@ def _require_own_paths(leaves: list[LeafRecord]) -> None:
         raise ArgumentError(
             "`arrays` must have a leaf, got none. Save the state that the step returns."
         )
-    paths: dict[str, LeafRecord] = {}
+    paths: set[tuple[str, ...]] = set()
     for leaf in leaves:
-        # Orbax joins names by a dot, `path` by a slash: both must be unique.
-        name = leaf.path.replace(".", "/")
-        if name in paths:
+        if leaf.parts in paths:
             raise ArgumentError(
-                f"`arrays` must have one leaf at each path, got two at `{leaf.path}` "
-                f"(and `{paths[name].path}`). Give one of them another name."
+                f"`arrays` must have one leaf at each path, got two at `{leaf.path}`. "
+                "Give one of them another name."
             )
-        paths[name] = leaf
+        paths.add(leaf.parts)
 
 
-def _pieces(leaf: LeafRecord, value: Any) -> list[tuple[Any, jax.Array]]:
-    """List the pieces of a leaf, as (index in the leaf, array on a device)."""
-    if is_padded(value):
-        pieces = _pieces(leaf, value.padded)
-        return list(filter(None, (_cut(*piece, value.shape) for piece in pieces)))
-    if not isinstance(value, jax.Array):
-        return []
-    data = jax.random.key_data(value) if leaf.key_impl else value
-    if data.is_fully_replicated:
-        return [(..., data.addressable_data(0))]
-    shards = [shard for shard in data.addressable_shards if shard.replica_id == 0]
-    return [(shard.index, shard.data) for shard in shards]
-
-
-def _cut(
-    index: Any, piece: jax.Array, shape: tuple[int, ...]
-) -> tuple[Any, jax.Array] | None:
-    """Return a piece without padding; None if it is padding only."""
-    starts = [0 if index is ... else index[d].start or 0 for d in range(len(shape))]
-    own = tuple(
-        slice(0, min(size, n - start))
-        for size, n, start in zip(piece.shape, shape, starts, strict=True)
-    )
-    if any(part.stop <= 0 for part in own):
-        return None
-    places = zip(starts, own, strict=True)
-    where = tuple(slice(start, start + part.stop) for start, part in places)
-    return where, piece[own]
-
-
-def _is_spread(value: Any) -> bool:
-    """Return whether other processes hold pieces of a leaf that are not here."""
-    value = value.padded if is_padded(value) else value
-    if not isinstance(value, jax.Array):
-        return False
-    return not (value.is_fully_addressable or value.is_fully_replicated)
-
-
-def _fetch(
-    leaf: LeafRecord, value: Any, indices: list[Any], copies: list[jax.Array]
-) -> Callable[[], np.ndarray]:
-    if not isinstance(value.padded if is_padded(value) else value, jax.Array):
-        return np.array(value).copy
-    if indices == [...]:
-        return functools.partial(np.asarray, copies[0])
-    data = jax.eval_shape(jax.random.key_data, value) if leaf.key_impl else value
-    return functools.partial(_put_together, data.shape, data.dtype, indices, copies)
-
-
-def _put_together(
-    shape: tuple[int, ...], dtype: Any, indices: list[Any], copies: list[jax.Array]
-) -> np.ndarray:
-    whole = np.empty(shape, dtype)
-    for index, copy in zip(indices, copies, strict=True):
-        whole[index] = np.asarray(copy)
-    return whole
+def _data(leaf: LeafRecord, value: Any) -> jax.Array | np.ndarray:
+    """Return the array of a leaf, with its padding; of random keys their data."""
+    array = value.padded if is_padded(value) else value
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    return jax.random.key_data(array) if leaf.key_impl else array
 
 
 def plain_json(meta: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from replicator.checkpoint import commit as commits
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.group import Group, share_pieces
+from replicator.checkpoint.group import Group, require_shared
 from replicator.checkpoint.lock import WriterLock
 from replicator.checkpoint.manifest import Manifest
-from replicator.checkpoint.orbax_files import require_orbax
 from replicator.checkpoint.retention import Retention, Saved
 from replicator.checkpoint.snapshot import (
     OWN,
@@ -98,14 +97,14 @@ class CheckpointStore:
         """Become the only writer of the directory, and remove leftovers of the last.
 
         Raises:
-          CheckpointError: It cannot be written to, or holds something else; or orbax
-            is not installed.
+          CheckpointError: It cannot be written to, holds something else, or is not one
+            that all processes see.
           CheckpointInUseError: Another run writes to it.
         """
         if self._saver is not None:
             return self
-        require_orbax()
         self._group.lead("open", self._take_over)
+        require_shared(self._directory, self._group, self._disk)
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -302,29 +301,25 @@ class CheckpointStore:
             self._disk.sync_directory(path.parent)
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
-        draft = start_copy(snapshot, whole=self._group.is_chief)
+        draft = start_copy(
+            snapshot, processes=self._group.processes, process=self._group.process
+        )
         if any(own):
             draft = dataclasses.replace(draft, meta={**draft.meta, OWN: own})
         return draft
 
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
-        pieces = share_pieces(
-            draft, self._directory, group=self._group, disk=self._disk
+        manifest = commits.commit(
+            draft,
+            self._directory,
+            group=self._group,
+            generation=self._generation,
+            disk=self._disk,
+            require_current=self._lock.require_current,
         )
-
-        def commit() -> None:
-            manifest = commits.commit(
-                draft,
-                self._directory,
-                generation=self._generation,
-                disk=self._disk,
-                require_current=self._lock.require_current,
-                pieces=pieces,
-            )
+        if manifest is not None:
             self._retain(manifest)
-
-        self._group.lead("committed", commit)
 
     def _retain(self, manifest: Manifest) -> None:
         self._kept, gone = self._retention.decide(self._kept, self._as_saved(manifest))

@@ -21,6 +21,7 @@ TINY = {
     "checkpoint_stall": [
         *("--state_mb=8", "--step_ms=2", "--interval_s=3", "--rounds=2", "--saves=2"),
     ],
+    "checkpoint_shards": ["--processes=2", "--state_mb=16", "--rounds=2"],
     "goodput": ["--kills=1", "--interval_s=15", "--task=mlp", "--pace_s=1"],
     "metrics_cost": ["--rounds=2", "--steps_per_block=5", "--task=mlp"],
     "eval_exact": ["--sizes=7", "--sizes=100", "--drawn=1"],
@@ -82,6 +83,7 @@ EXACT = {
     "session": {"kills": 4, "failures": 0, "lost_steps": 0},
     "corruption": {"silent": 0, "cases": 40},
     "checkpoint_stall": {},
+    "checkpoint_shards": {"processes": 2, "state_mb": 16},
     "goodput": {"kills": 1},
     "metrics_cost": {},
     "eval_exact": {"failures": 0, "largest": 100},

@@ -10,9 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
+import tensorstore  # noqa: F401  (before a fork)
+
 from replicator.checkpoint import CheckpointStore
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.orbax_files import require_orbax
 from replicator.training.options import Retention
 from tests.checkpoint.states import small_snapshot
 
@@ -39,7 +40,6 @@ def save_until_killed(directory, n, step=2):
 
 def main(start, cases, stride, step):
     """Save in a copy of `start`, `cases/n`, for every so many n until none dies."""
-    require_orbax()
     n, running, survived = 1, set(), False
     while not survived or running:
         while not survived and len(running) < _AT_ONCE:

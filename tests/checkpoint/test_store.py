@@ -1,7 +1,7 @@
 """What is saved comes back, bit for bit; what cannot be is refused."""
 
+import collections
 import json
-import logging
 import os
 import resource
 import threading
@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import orbax.checkpoint
 import pytest
 
 from replicator.base.mesh import replica_mesh, replicated
@@ -112,14 +111,6 @@ def test_meta_and_metrics_come_back(tmp_path):
         store.save(Snapshot(step=3, arrays=small_state(3), meta=meta, metrics=metrics))
     restored = CheckpointStore(tmp_path).restore()
     assert (restored.step, restored.meta, restored.metrics) == (3, meta, metrics)
-
-
-def test_plain_orbax_reads_what_was_saved(tmp_path):
-    state = small_state(4)
-    save_and_restore(tmp_path, state)
-    path = tmp_path / f"{1:012d}" / "state"
-    with orbax.checkpoint.PyTreeCheckpointer() as plain:
-        assert bits(plain.restore(path)) == bits(state)
 
 
 def test_a_snapshot_is_not_changed_by_the_step_that_takes_its_state_over(tmp_path):
@@ -538,7 +529,7 @@ def test_a_directory_that_cannot_serve_is_refused(tmp_path, make, use, message):
 
 
 def two_at_one_path():
-    return {"a.b": np.zeros(1), "a": {"b": np.zeros(1)}}
+    return collections.OrderedDict([(1, np.zeros(1)), ("1", np.zeros(1))])
 
 
 @pytest.mark.parametrize(
@@ -564,9 +555,3 @@ def test_what_cannot_be_saved_is_refused_at_the_door(tmp_path, fields, message):
 def test_a_store_that_is_not_open_does_not_save(tmp_path):
     with pytest.raises(ArgumentError, match="must be open to save"):
         CheckpointStore(tmp_path).save(small_snapshot(1))
-
-
-def test_orbax_is_quiet_while_all_is_well(tmp_path, caplog):
-    caplog.set_level(logging.WARNING)
-    save_and_restore(tmp_path, run_state(2), run_state(2))
-    assert caplog.records == []
