@@ -7,14 +7,17 @@ been carried out: it is repeated too, and what then lies there decides.
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from replicator.base.host.clock import Clock
-from replicator.checkpoint.buckets.retries import Failure, Future, call_again, classify
+from replicator.checkpoint.buckets.retries import (
+    LIMIT_S,
+    Failure,
+    call_again,
+    classify,
+)
 from replicator.checkpoint.buckets.url import BucketUrl
 from replicator.errors import BucketError
-
-_T = TypeVar("_T")
 
 _MARKER = ".directory"
 _NOTHING_THERE = b"\x02"  # TensorStore's generation of a key without a value
@@ -49,7 +52,7 @@ class Bucket:
         self,
         url: BucketUrl,
         *,
-        limit_s: float = 120.0,
+        limit_s: float = LIMIT_S,
         answer_s: float = 30.0,
         clock: Clock | None = None,
     ):
@@ -58,6 +61,9 @@ class Bucket:
         self._answer_s = answer_s
         self._clock = clock
         self._store: Any = None
+        # A server that is silent in the midst of an object ends no wait of TensorStore.
+        os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "30")
+        os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "100")
 
     def require(self) -> None:
         """Raise unless the bucket is there and lists its objects, within 10 seconds.
@@ -149,7 +155,7 @@ class Bucket:
         with ThreadPoolExecutor(_DELETIONS) as threads:
             list(threads.map(self.delete, self.list(prefix)))
 
-    def _listing(self, store: Any, prefix: str) -> Future[Any]:
+    def _listing(self, store: Any, prefix: str) -> Any:
         # TensorStore takes a list that GCS refuses (401, 403, 404) for an empty one.
         future = store.list(_range(prefix))
         return _CheckedListing(store, future) if self.url.scheme == "gs" else future
@@ -157,7 +163,7 @@ class Bucket:
     def _put(self, key: str, data: bytes, **condition: bytes) -> bool:
         """Put an object; return False where the condition does not hold."""
 
-        def start(store: Any) -> Future[Any]:
+        def start(store: Any) -> Any:
             return store.write(key, data, **condition)
 
         stamp = self._call(f"put of `{key}`", start, nbytes=len(data))
@@ -169,23 +175,26 @@ class Bucket:
     def _call(
         self,
         what: str,
-        start: Callable[[Any], Future[_T]],
+        start: Callable[[Any], Any],
         *,
         nbytes: int = 0,
         limit_s: float | None = None,
         again: Callable[[Failure], bool] | None = None,
-    ) -> _T:
+    ) -> Any:
         limit_s = self._limit_s if limit_s is None else limit_s
         answer_s = min(self._answer_s, limit_s) + nbytes / _BYTES_PER_S
+
+        def call() -> Any:
+            future = start(self._open(answer_s))
+            try:
+                return future.result(timeout=answer_s)
+            finally:
+                future.cancel()  # does nothing to one that is done
+
+        again = again or self._prepare_again
         try:
-            return call_again(
-                lambda: start(self._open(answer_s)),
-                again=again or self._prepare_again,
-                limit_s=limit_s,
-                answer_s=answer_s,
-                clock=self._clock,
-            )
-        except (ValueError, TimeoutError, OSError) as failure:
+            return call_again(call, again=again, limit_s=limit_s, clock=self._clock)
+        except (ValueError, TimeoutError) as failure:
             raise self._error(what, failure) from failure
 
     def _prepare_again(self, failure: Failure) -> bool:
@@ -213,9 +222,9 @@ class Bucket:
             names = _CREDENTIALS.get(self.url.scheme, ())
             unset = [f"`{name}` is not set" for name in names if name not in os.environ]
             return BucketError(
-                f"`{self.url}` must be open to this process, got {what} refused"
-                f"{' (' + unset[0] + ')' if unset else ''}. Give it credentials that "
-                f"may read, list, write and delete there.\n{text}"
+                f"`{self.url}` must be open to this process, got {what} "
+                f"refused{' (' + unset[0] + ')' if unset else ''}: {text}. Give it "
+                "credentials that may read, list, write and delete there."
             )
         return BucketError(
             f"`{self.url}` must answer, got a {what} that failed to the end: {text}. "
@@ -226,7 +235,7 @@ class Bucket:
 class _CheckedListing:
     """A list that counts only if an object that is there can be read and listed."""
 
-    def __init__(self, store: Any, listing: Future[Any]):
+    def __init__(self, store: Any, listing: Any):
         self._store = store
         self._listing = listing
 

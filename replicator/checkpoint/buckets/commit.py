@@ -13,16 +13,14 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint.buckets.bucket import Bucket
-from replicator.checkpoint.commit import checkpoint_path
 from replicator.checkpoint.manifest import MANIFEST_NAME
 from replicator.errors import CheckpointInUseError
 
 _INTENTS = ".intents/"
+_MANIFEST = re.compile(rf"(\d{{12}})/{re.escape(MANIFEST_NAME)}")
 # Format 1 calls it `state`. A manifest lists its files with the folder before them.
 _STATE = re.compile(r'"(state(?:-[0-9a-f]{8})?)/')
 
@@ -46,23 +44,28 @@ class Intent:
     replaced: str | None = None
 
 
+def folder(step: int) -> str:
+    """Return the folder of a step, as on disk.
+
+    >>> folder(7)
+    '000000000007'
+    """
+    return f"{step:012d}"
+
+
 def manifest_key(step: int) -> str:
     """Return the key of the manifest of a step.
 
     >>> manifest_key(7)
     '000000000007/manifest.json'
     """
-    return f"{_folder(step)}/{MANIFEST_NAME}"
+    return f"{folder(step)}/{MANIFEST_NAME}"
 
 
 def list_steps(bucket: Bucket) -> list[int]:
     """List the steps that have a manifest, in order."""
-    names = (key.split("/") for key in bucket.list())
-    return [
-        int(name[0])
-        for name in names
-        if name[1:] == [MANIFEST_NAME] and re.fullmatch(r"\d{12}", name[0])
-    ]
+    found = map(_MANIFEST.fullmatch, bucket.list())
+    return sorted(int(match[1]) for match in found if match)
 
 
 def begin(bucket: Bucket, step: int, state: str, *, generation: int) -> Intent:
@@ -80,26 +83,18 @@ def begin(bucket: Bucket, step: int, state: str, *, generation: int) -> Intent:
     return intent
 
 
-def publish(
-    bucket: Bucket,
-    intent: Intent,
-    manifest: bytes,
-    *,
-    require_current: Callable[[], None],
-) -> None:
+def publish(bucket: Bucket, intent: Intent, manifest: bytes) -> None:
     """Make a checkpoint of a state that is there whole.
 
     Args:
-      bucket: Bucket.
+      bucket: Bucket, whose newest writer calls this.
       intent: From `begin`.
       manifest: Manifest, which names the state.
-      require_current: Raises if there is a newer writer.
 
     Raises:
-      CheckpointInUseError: There is, or another writer has put its manifest meanwhile.
-      BucketError: The bucket failed.
+      CheckpointInUseError: Another writer has put its manifest meanwhile.
+      BucketError: The bucket failed; the manifest may be there, or come still.
     """
-    require_current()
     key = manifest_key(intent.step)
     before = bucket.read(key)
     if before is not None and before != manifest:
@@ -156,17 +151,13 @@ def sweep(bucket: Bucket, *, generation: int) -> list[str]:
     return done
 
 
-def _folder(step: int) -> str:
-    return checkpoint_path(Path(), step).name
-
-
 def _settle(bucket: Bucket, intent: Intent, manifest: str) -> list[str]:
     """Delete the states of an intent that the manifest does not name; then it."""
     named = _states(manifest)
-    name = _folder(intent.step)
+    name = folder(intent.step)
     gone = [f"{name}/{state}" for state in intent.states if state not in named]
-    for folder in gone:
-        bucket.delete_all(f"{folder}/")
+    for each in gone:
+        bucket.delete_all(f"{each}/")
     bucket.delete(intent.key)
     return gone
 

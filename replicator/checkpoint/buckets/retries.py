@@ -9,13 +9,14 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from replicator.base.host.clock import Clock, SystemClock
 
 Failure: TypeAlias = Literal["passing", "refused", "absent", "other"]
-_T = TypeVar("_T", covariant=True)
+_T = TypeVar("_T")
 
+LIMIT_S = 120.0
 _FIRST_S, _LONGEST_S = 0.05, 5.0
 _CODE = re.compile(
     r"http_response_code='(\d+)'|Failed to parse .*\"code\": ?(\d+)", re.S
@@ -24,18 +25,6 @@ _PASSING = re.compile(
     "(ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|INTERNAL|UNKNOWN)\\b"
 )
 _REFUSED = re.compile("PERMISSION_DENIED|UNAUTHENTICATED|Failed to get credentials")
-
-
-class Future(Protocol[_T]):
-    """A result to come, of TensorStore."""
-
-    def result(self, timeout: float | None = None) -> _T:
-        """Wait for it."""
-        ...
-
-    def cancel(self) -> Any:
-        """Give it up."""
-        ...
 
 
 def classify(failure: Exception) -> Failure:
@@ -60,20 +49,21 @@ def classify(failure: Exception) -> Failure:
 
 
 def call_again(
-    start: Callable[[], Future[_T]],
+    call: Callable[[], _T],
     *,
     again: Callable[[Failure], bool],
-    limit_s: float,
-    answer_s: float,
+    limit_s: float = LIMIT_S,
     clock: Clock | None = None,
 ) -> _T:
-    """Return the result of a request, which is repeated while its failures pass.
+    """Return the result of a call, which is repeated while its failures pass.
+
+    >>> call_again(lambda: 3, again=lambda failure: failure == "passing")
+    3
 
     Args:
-      start: Sends the request; may be called many times.
+      call: Makes requests and waits for their answers; may be called many times.
       again: Returns whether to repeat after such a failure; may prepare for it.
       limit_s: Seconds after which no other attempt begins.
-      answer_s: Longest wait for one attempt, in seconds.
       clock: Clock of all times.
 
     Raises:
@@ -83,13 +73,9 @@ def call_again(
     ends_s = clock.now_s() + limit_s
     pause_s = _FIRST_S
     while True:
-        future = None
         try:
-            future = start()
-            return future.result(timeout=min(answer_s, max(ends_s - clock.now_s(), 1)))
-        except (ValueError, TimeoutError, OSError) as failure:
-            if future is not None:
-                future.cancel()
+            return call()
+        except (ValueError, TimeoutError) as failure:
             # Writers that failed together should not come back together.
             wait_s = pause_s * random.uniform(0.5, 1)
             if clock.now_s() + wait_s >= ends_s or not again(classify(failure)):

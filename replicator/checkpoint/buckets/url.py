@@ -49,6 +49,15 @@ class BucketUrl:
         return {**where, "bucket": self.bucket, "path": path}
 
 
+def is_bucket_url(text: str) -> bool:
+    """Return whether a text is meant as the URL of a directory in a bucket.
+
+    >>> is_bucket_url("gs://models"), is_bucket_url("runs/gs")
+    (True, False)
+    """
+    return text.startswith(("gs://", "s3://", "file://"))
+
+
 def parse_url(name: str, text: str) -> BucketUrl:
     """Return the parts of a URL.
 

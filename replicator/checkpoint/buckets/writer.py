@@ -10,7 +10,7 @@ from replicator.checkpoint.buckets.bucket import Bucket
 from replicator.checkpoint.lock import Owner, decode_owner, encode_owner, new_owner
 from replicator.errors import CheckpointInUseError
 
-_FOLDER = ".writer/"
+FOLDER = ".writer/"
 
 
 class BucketWriter:
@@ -37,7 +37,7 @@ class BucketWriter:
           BucketError: The bucket cannot be written to.
         """
         self._bucket.mark()
-        before = self._bucket.list(_FOLDER)
+        before = self._bucket.list(FOLDER)
         generation = max([above, *map(_generation, before)])
         while True:
             generation += 1  # a stale list may have shown too few
@@ -49,6 +49,12 @@ class BucketWriter:
             self._bucket.delete(key)
         return generation
 
+    @property
+    def generation(self) -> int:
+        """Generation of this owner."""
+        assert self._owner is not None, "called by the owner alone"
+        return self._owner.generation
+
     def require_current(self) -> None:
         """Raise if there is a newer owner, or the directory was made anew.
 
@@ -56,11 +62,10 @@ class BucketWriter:
           CheckpointInUseError: There is, or it was.
           BucketError: The bucket does not answer.
         """
-        assert self._owner is not None, "called by the owner alone"
-        generation = self._owner.generation
+        generation = self.generation
         newer = self._bucket.read(_key(generation + 1))
         own = self._bucket.read(_key(generation))
-        if newer is None and own == encode_owner(self._owner):
+        if newer is None and self._owner and own == encode_owner(self._owner):
             return
         after = decode_owner(newer) if newer else None
         raise CheckpointInUseError(
@@ -74,9 +79,9 @@ class BucketWriter:
 
 
 def _key(generation: int) -> str:
-    return f"{_FOLDER}{generation:012d}.json"
+    return f"{FOLDER}{generation:012d}.json"
 
 
 def _generation(key: str) -> int:
-    stem = key.removeprefix(_FOLDER).removesuffix(".json")
+    stem = key.removeprefix(FOLDER).removesuffix(".json")
     return int(stem) if stem.isdecimal() else 0

@@ -125,14 +125,14 @@ def read_nowait(
 
     Returns:
       A function that returns the region; it raises ValueError if a shard is missing or
-      damaged.
+      damaged, and of a bucket also TimeoutError.
     """
     place = {**kvstore, "path": f"{kvstore['path']}{array.name}/"}
     whole = whole_box(array.shape)
     return _open(array, place)[box.within(whole)].read().result
 
 
-def problem(failure: ValueError) -> str:
+def problem(failure: Exception) -> str:
     """Return an error of TensorStore without the request in it.
 
     >>> problem(ValueError("DATA_LOSS: digest mismatch [source locations='a']"))

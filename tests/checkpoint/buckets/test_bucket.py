@@ -108,6 +108,7 @@ def once_each(fault):
     return disturb
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["400", "409", "429", "500", "503", "lost", "cut"])
 def test_faults_that_pass_are_not_seen(s3, open_bucket, fault):
     bucket = open_bucket("s3")
@@ -120,6 +121,7 @@ def test_faults_that_pass_are_not_seen(s3, open_bucket, fault):
     assert bucket.list("a/") == ["a/y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["429", "503", "lost", "cut", "400", "409"])
 def test_faults_of_gcs_that_pass_are_not_seen(gcs, open_bucket, fault):
     bucket = open_bucket("gs")
