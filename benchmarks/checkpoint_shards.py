@@ -1,4 +1,4 @@
-"""Save a state that is cut over processes, and restore it whole, cut alike or otherwise.
+"""Save a state that is cut over processes; restore it cut alike and otherwise.
 
 `replicator launch` starts the processes (`benchmarks.runs.shards_process`), each with
 one device; together they hold one state under `fsdp`. Bytes are the kernel's counts of
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-from benchmarks.timing import estimate, ratio
+from benchmarks.timing import ratio
 from replicator.base.host.clock import SystemClock
 
 _PROCESSES = flags.DEFINE_integer("processes", 4, "Processes, of one device each.")
@@ -51,9 +51,9 @@ def reads_ratio(found: Sequence[Mapping[str, Any]], layout: str) -> float:
     return read / needed
 
 
-def slowest(found: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+def slowest(found: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """Return the seconds of each round, those of its slowest process."""
-    return np.max([each[name] for each in found], axis=0)
+    return np.max([each[name] for each in found], axis=0).tolist()
 
 
 def main(argv: list[str]) -> None:
@@ -63,9 +63,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = run_group(Path(folder))
     saves = ratio(slowest(found, "ours_s"), slowest(found, "plain_s"))
-    # By process: a process that waits for another holds its own loop.
-    holds = [np.divide(each["held_s"], each["copied_s"]) for each in found]
-    held = estimate(np.max(holds, axis=0))
+    held = ratio(slowest(found, "held_s"), slowest(found, "copied_s"))
     others = {layout: reads_ratio(found, layout) for layout in _OTHERS}
     print(f"a save takes {saves} times as long as plain orbax's")
     print(f"it holds the loop {held} times as long as a copy of the shards takes")

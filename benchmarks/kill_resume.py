@@ -11,8 +11,8 @@ those that are due meanwhile are left out. By SIGTERM nothing may be lost.
 `killed_in` counts what the kills met: `save` where files of one were left half
 written, `restore` while a checkpoint was looked for and read, else `start` or `steps`.
 `first_step_s` is the time from `exec` to the end of the first new step of the digits
-ResNet, with a warm compilation cache, less what the imports of jax, flax and orbax take
-by themselves.
+ResNet, with a warm compilation cache, less what the imports of jax, flax and
+tensorstore take by themselves.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _PROCESSES = flags.DEFINE_multi_integer("processes", [1, 2], "Processes, in turn
 _TERMS = flags.DEFINE_integer("terms", 4, "SIGTERMs in all, of one process each.")
 _STARTS = flags.DEFINE_integer("starts", 5, "Starts that are timed.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
-IMPORTS = "import jax, flax.nnx, orbax.checkpoint"
+IMPORTS = "import jax, flax.nnx, tensorstore"
 _SAVE_S = 0.1
 _AIMS = ("steps", "save", "restore", "start")
 _KEYS = ("steps", "save", "restore", "start", "end")

@@ -19,6 +19,7 @@ from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
+from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.distributed import same_everywhere
 from replicator.distributed.jax_group import require_joined
@@ -277,6 +278,8 @@ class Replicator:
         state: PyTree = None,
         batch: PyTree = None,
         key: Key | None = None,
+        *,
+        saves: bool = False,
     ) -> Inspection:
         """Show what a step sends, keeps and computes: it is compiled, and not run.
 
@@ -286,6 +289,7 @@ class Replicator:
           state: Arrays, shapes, or the `init_fn(key)` that returns it.
           batch: One global batch: arrays, or `jax.ShapeDtypeStruct`s.
           key: A random key if `step_fn` takes one.
+          saves: Whether to count the copy of the state that a run's save makes.
 
         Returns:
           Each collective with its kind, count, bytes, axes and the user's line, the
@@ -303,7 +307,7 @@ class Replicator:
         """
         if not isinstance(step, CompiledStep | DebugStep):
             step = self.compile(step)
-        return step.inspect(state, batch, key)
+        return step.inspect(state, batch, key, saves=saves)
 
     def batches(
         self,
@@ -344,6 +348,7 @@ class Replicator:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
+        checkpoint_copy: CopyPlace = "device",
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -415,6 +420,7 @@ class Replicator:
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
             retention=retention,
+            checkpoint_copy=checkpoint_copy,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             eval_every=eval_every,
@@ -461,6 +467,7 @@ class Replicator:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
+        checkpoint_copy: CopyPlace = "device",
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -508,6 +515,7 @@ class Replicator:
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
             retention=retention,
+            checkpoint_copy=checkpoint_copy,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             eval_every=eval_every,

@@ -54,7 +54,7 @@ _MARK = "numbers: "
 def about_here() -> Numbers:
     """Return what is measured: devices, driver, versions and commit."""
     devices = jax.devices()
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+    packages = ("jax", "jaxlib", "flax", "optax", "tensorstore")
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     root = str(Path(__file__).parents[2])
     return {

@@ -92,7 +92,7 @@ def verdicts(
 def _prepare() -> None:
     """Import what the programs need, and set up what their processes inherit."""
     import grain  # noqa: F401 (loaded once, for all that are forked)
-    import orbax.checkpoint  # noqa: F401
+    import tensorstore  # noqa: F401
     from flax import nnx  # noqa: F401
 
     import replicator.compat.pmap

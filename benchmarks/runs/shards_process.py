@@ -150,6 +150,7 @@ def other_layouts(state: PyTree) -> Mapping[str, PyTree]:
     square = jax.sharding.Mesh(devices.reshape(2, -1), ("row", "column"))
 
     def other_axis(leaf: jax.Array) -> NamedSharding:
+        assert isinstance(leaf.sharding, NamedSharding)  # as `fsdp` makes them
         cut = leaf.sharding.spec
         first_is_cut = bool(cut) and cut[0] is not None
         spec = (None, "shard") if first_is_cut else ("shard",)
@@ -182,16 +183,16 @@ def shapes(
 
 def require_equal(state: PyTree, restored: PyTree) -> None:
     """Compare what this process has of both, where they are cut alike or across."""
-    for old, new in zip(
-        jax.tree.leaves(state), jax.tree.leaves(restored), strict=True
-    ):
+    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
         for mine in old.addressable_shards:
             for other in new.addressable_shards:
                 common = tuple(map(_common, mine.index, other.index, old.shape))
                 pairs = zip(common, mine.index, other.index, strict=True)
                 cuts = [(_inside(c, m), _inside(c, o)) for c, m, o in pairs]
                 mine_cut, other_cut = zip(*cuts, strict=True)
-                same = np.asarray(mine.data)[mine_cut] == np.asarray(other.data)[other_cut]
+                same = (
+                    np.asarray(mine.data)[mine_cut] == np.asarray(other.data)[other_cut]
+                )
                 assert same.all(), "restored bits differ"
 
 

@@ -23,8 +23,8 @@ from jax.experimental import topologies
 from benchmarks import tasks
 from benchmarks.step.step_pair import replicator_init, replicator_step
 from replicator import Replicator, strategies
+from replicator.base.out_of_memory import is_out_of_memory
 from replicator.engine.inspection.collectives import Collective
-from replicator.engine.memory import is_out_of_memory
 
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:16x16", "Which devices there are.")
 _LAYERS = flags.DEFINE_integer("tpu_layers", 20, "Of the model.")

@@ -33,7 +33,7 @@ from replicator.checkpoint.pieces.arrays import (
 )
 from replicator.checkpoint.pieces.grid import cells, whole_box
 from replicator.checkpoint.snapshot import Draft
-from replicator.checkpoint.writing import write_blocks
+from replicator.checkpoint.writing import ShardWriter
 from replicator.errors import CheckpointError
 
 _WRITING, _DELETING, _DAMAGED = ".writing-", ".deleting-", ".damaged-"
@@ -69,6 +69,7 @@ def commit(
     directory: Path,
     *,
     group: Group,
+    writer: ShardWriter,
     generation: int,
     disk: Disk,
     require_current: Callable[[], None],
@@ -82,6 +83,7 @@ def commit(
       draft: Draft to save.
       directory: Directory of all checkpoints.
       group: The processes that save together.
+      writer: Writes the shards of this process.
       generation: Generation of the owner of the directory.
       disk: The file system.
       require_current: Raises if there is a newer owner; called first and last.
@@ -107,7 +109,7 @@ def commit(
 
     def write() -> list[Any]:
         disk.announce("write_arrays", state)
-        files = write_blocks(
+        files = writer.write(
             draft, state.name, lambda name, data: disk.write_file(writing / name, data)
         )
         return [dataclasses.astuple(file) for file in files]
@@ -187,6 +189,7 @@ def make_manifest(
         state=state,
         stored=draft.plan.leaves,
         arrays=draft.plan.arrays,
+        writers=draft.plan.writers,
     )
 
 

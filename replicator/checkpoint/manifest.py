@@ -21,7 +21,7 @@ STATE_NAME = "state"
 """Folder of the arrays in format 1; from format 2 on its name is random."""
 
 _FORMAT = 2
-_NEW_IN_2 = ("state", "stored", "arrays")
+_NEW_IN_2 = ("state", "stored", "arrays", "writers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +66,7 @@ class Manifest:
       state: Folder of the arrays.
       stored: For each leaf, the place of its bytes; not there in format 1.
       arrays: Arrays that hold the leaves; not there in format 1.
+      writers: Number of processes that wrote the arrays.
       format: Number of the format.
     """
 
@@ -79,6 +80,7 @@ class Manifest:
     state: str = STATE_NAME
     stored: tuple[StoredLeaf, ...] = ()
     arrays: tuple[StoredArray, ...] = ()
+    writers: int = 1
     format: int = _FORMAT
 
 
@@ -100,6 +102,8 @@ def encode(manifest: Manifest) -> bytes:
     if manifest.format == 1:
         body = {name: body[name] for name in body if name not in _NEW_IN_2}
     text = strict_json(body)
+    if manifest.format > 1:  # in one line: with thousands of leaves, ten times as fast
+        return f'{{"manifest": {text}, "crc32": {_crc32(text)}}}\n'.encode()
     signed = {"manifest": json.loads(text), "crc32": _crc32(text)}
     return (json.dumps(signed, indent=1) + "\n").encode()
 

@@ -20,6 +20,7 @@ from replicator.base.per_replica import is_per_replica
 from replicator.base.trees import leaf_path
 from replicator.base.types import PyTree
 from replicator.checkpoint.manifest import LeafRecord
+from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.pieces.grid import Box
 from replicator.checkpoint.pieces.held import Held, copy_regions, plan_copies
 from replicator.checkpoint.pieces.plan import Plan
@@ -100,17 +101,23 @@ class Draft:
 
 
 def start_copy(
-    snapshot: Snapshot, *, processes: Sequence[int] = (0,), process: int = 0
+    snapshot: Snapshot,
+    *,
+    processes: Sequence[int] = (0,),
+    process: int = 0,
+    place: CopyPlace = "device",
 ) -> Draft:
-    """Dispatch a copy of what this process writes of a snapshot, and return at once.
+    """Copy what this process writes of a snapshot, on devices by a mere dispatch.
 
     Args:
       snapshot: Snapshot to copy.
       processes: Processes that save together; the first one leads.
       process: This process.
+      place: Place of the copy.
 
     Raises:
       ArgumentError: It cannot be saved.
+      DeviceMemoryError: The devices have no room for a copy.
 
     >>> draft = start_copy(Snapshot(step=7, arrays={"w": jnp.ones(2)}))
     >>> draft.small[0].array
@@ -137,7 +144,9 @@ def start_copy(
     plan, sources = plan_copies(held, tuple(processes), process)
     blocks = [
         Block(leaf=source.region.leaf, box=source.region.box, array=copy)
-        for source, copy in zip(sources, copy_regions(data, sources), strict=True)
+        for source, copy in zip(
+            sources, copy_regions(data, sources, place), strict=True
+        )
     ]
     large = len(plan.regions[process])
     late = snapshot.late

@@ -21,6 +21,11 @@ from replicator.checkpoint.directories.named import (
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest
+from replicator.checkpoint.pieces.copy_place import (
+    COPY_PLACES,
+    CopyPlace,
+    lack_of_memory_explained,
+)
 from replicator.checkpoint.retention import Retention, Saved
 from replicator.checkpoint.snapshot import (
     OWN,
@@ -29,7 +34,8 @@ from replicator.checkpoint.snapshot import (
     plain_json,
     start_copy,
 )
-from replicator.errors import ArgumentError, CheckpointError, check_count
+from replicator.checkpoint.writing import ShardWriter
+from replicator.errors import ArgumentError, CheckpointError, check_count, check_word
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +69,8 @@ class CheckpointStore:
       disk: The file system.
       failures_allowed: Number of saves in a row that may fail before training stops.
       timeout_s: Longest wait of a call for a save, or for another process, in seconds.
+      copy: Place where a save copies the state to before it may be donated: each
+        `"device"`, or leaf by leaf the `"host"`, where a device has no room for one.
       together: Whether all processes of the program save and restore together; by
         default, if there are several. If not, each needs a directory of its own.
 
@@ -79,9 +87,12 @@ class CheckpointStore:
         disk: Disk | None = None,
         failures_allowed: int = 3,
         timeout_s: float = 600.0,
+        copy: CopyPlace = "device",
         together: bool | None = None,
     ):
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
+        check_word("copy", copy, COPY_PLACES)
+        self._copy: CopyPlace = copy
         checked = checked_directory("directory", directory)
         self._directory = open_directory(checked, disk)
         self._retention = retention or Retention()
@@ -92,6 +103,7 @@ class CheckpointStore:
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
+        self._writer = ShardWriter()
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
@@ -129,6 +141,7 @@ class CheckpointStore:
           ArgumentError: The snapshot cannot be saved, or the store is not open.
           CheckpointError: The last `failures_allowed` saves all failed.
           CheckpointInUseError: A newer run has taken the directory.
+          DeviceMemoryError: The devices have no room for a copy of the state.
         """
         saver = self._require_open()
         own = plain_json(snapshot.own, "own")
@@ -175,6 +188,7 @@ class CheckpointStore:
         if self._saver is not None:
             self._saver.close()
             self._saver = None
+            self._writer.close()
             self._directory.release()
 
     def __enter__(self) -> Self:
@@ -293,7 +307,10 @@ class CheckpointStore:
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(
-            snapshot, processes=self._group.processes, process=self._group.process
+            snapshot,
+            processes=self._group.processes,
+            process=self._group.process,
+            place=self._copy,
         )
         if any(own):
             draft = dataclasses.replace(draft, meta={**draft.meta, OWN: own})
@@ -301,9 +318,13 @@ class CheckpointStore:
 
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
-        manifest = self._directory.commit(
-            draft, group=self._group, generation=self._generation
-        )
+        with lack_of_memory_explained():  # a copy on a device may fail late
+            manifest = self._directory.commit(
+                draft,
+                group=self._group,
+                writer=self._writer,
+                generation=self._generation,
+            )
         if manifest is not None:
             self._retain(manifest)
 

@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeAlias
 
 import numpy as np
@@ -21,27 +21,47 @@ Put: TypeAlias = Callable[[str, bytes], None]
 _AT_ONCE = 2
 
 
-def write_blocks(draft: Draft, state: str, put: Put) -> list[FileRecord]:
-    """Write the shards of this process; return their records.
+class ShardWriter:
+    """Threads that encode and write shards, a few at a time.
 
-    Each block is taken out of the draft when it is written. At most `_AT_ONCE` shards
-    are on the host, and in their encoded form, at a time.
-
-    Args:
-      draft: Draft of this process.
-      state: Folder of the arrays in the checkpoint.
-      put: Writes a file.
+    They live as long as the store: memory that new threads leave behind would grow from
+    save to save.
     """
-    records: list[FileRecord] = []
-    running: collections.deque[Future[FileRecord]] = collections.deque()
-    with ThreadPoolExecutor(_AT_ONCE, "replicator-shards") as pool:
-        for array, name, block, box in _shards(draft):
-            if len(running) == _AT_ONCE:
-                records.append(running.popleft().result())
-            task = (_write, array, f"{state}/{name}", block, box, put)
-            running.append(pool.submit(*task))
-            del block, task  # its memory is free as soon as it is written
-        return records + [each.result() for each in running]
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def write(self, draft: Draft, state: str, put: Put) -> list[FileRecord]:
+        """Write the shards of this process; return their records.
+
+        Each block is taken out of the draft when it is written. At most `_AT_ONCE`
+        shards are on the host, and in their encoded form, at a time.
+
+        Args:
+          draft: Draft of this process.
+          state: Folder of the arrays in the checkpoint.
+          put: Writes a file; called on several threads.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_AT_ONCE, "replicator-shards")
+        records: list[FileRecord] = []
+        running: collections.deque[Future[FileRecord]] = collections.deque()
+        try:
+            for array, name, block, box in _shards(draft):
+                if len(running) == _AT_ONCE:
+                    records.append(running.popleft().result())
+                task = (_write, array, f"{state}/{name}", block, box, put)
+                running.append(self._pool.submit(*task))
+                del block, task  # its memory is free as soon as it is written
+            return records + [each.result() for each in running]
+        finally:
+            wait(running)  # nothing is written behind a failure
+
+    def close(self) -> None:
+        """End the threads; another `write` starts new ones."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 def _shards(draft: Draft) -> Iterator[tuple[StoredArray, str, Block, Box]]:
@@ -64,6 +84,6 @@ def _write(
     array: StoredArray, name: str, block: Block, box: Box, put: Put
 ) -> FileRecord:
     values = fetch(block.array, box.within(block.box))
-    content = encode_shard(array, values)
+    content = encode_shard(array, values, name)
     put(name, content)
     return record_bytes(name, content)

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "replicator.cli.launch",
     "program": "replicator.cli.program",
     "report": "replicator.cli.report",
+    "checkpoints": "replicator.cli.checkpoints",
     "replay": "replicator.cli.replay",
     "devices": "replicator.cli.devices",
     "doctor": "replicator.cli.doctor",

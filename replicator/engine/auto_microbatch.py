@@ -11,6 +11,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from replicator.base.out_of_memory import is_out_of_memory, readable
 from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.engine import memory
 from replicator.engine.compiled_step import CompiledStep
@@ -64,7 +65,7 @@ def find_accumulate(
                 run_once(accumulate)
                 return accumulate
         except Exception as failure:
-            if not memory.is_out_of_memory(failure) and not isinstance(
+            if not is_out_of_memory(failure) and not isinstance(
                 failure, DeviceMemoryError
             ):
                 raise
@@ -125,12 +126,17 @@ def fit_accumulate(
         chosen = dataclasses.replace(options, accumulate=accumulate)
         return compiled_step(step_fn, layout, chosen, counted=True)
 
+    copied = memory.state_bytes(shapes) if options.saves_copy else 0
+
     def compile_need(accumulate: int) -> memory.MemoryNeed | None:
         lowered = lifted(accumulate).lower(shapes, batch)
-        return memory.memory_need(lowered.compile())
+        return memory.memory_need(lowered.compile(), copied)
 
     def run_once(accumulate: int) -> None:
+        # A second state lies where a save's copy will.
+        copy = jax.block_until_ready(make_state()) if copied else None
         jax.block_until_ready(lifted(accumulate)(make_state(), batch))
+        del copy
 
     return find_accumulate(
         compile_need,
@@ -169,11 +175,7 @@ def _nothing_fits(
     need: memory.MemoryNeed | None, limit_bytes: int | None, replica_batch: int
 ) -> DeviceMemoryError:
     needed = "more than there is" if need is None else need.describe()
-    there = (
-        f" and there are {memory.readable(limit_bytes)}"
-        if limit_bytes is not None
-        else ""
-    )
+    there = f" and there are {readable(limit_bytes)}" if limit_bytes is not None else ""
     return DeviceMemoryError(
         "`auto_microbatch` must find microbatches that fit into each device's memory, "
         f"got none: with {replica_batch} of them the step needs {needed}{there}. "

@@ -19,6 +19,7 @@ from replicator.base.flat_tree import FlatTree
 from replicator.base.host.clock import Clock
 from replicator.base.host.collection_pause import collection_paused
 from replicator.base.mesh import put
+from replicator.base.out_of_memory import is_out_of_memory
 from replicator.base.tracebacks import short_tracebacks
 from replicator.base.trees import first_difference
 from replicator.base.types import Key, PyTree
@@ -75,12 +76,14 @@ class _CachedProgram:
       unmasked: Path of a leaf that follows from the batch without its mask; or None.
       alike: Arguments that could share memory.
       key: Its `program_key`, if its first updates are checked.
+      copy_bytes: Size of the copy of its state that a save makes; 0 for none.
     """
 
     run: jax.stages.Compiled
     unmasked: str | None
     alike: Alike
     key: str = ""
+    copy_bytes: int = 0
 
 
 @short_tracebacks
@@ -116,19 +119,17 @@ class CompiledStep:
         self._donation = Donation()
         self._run_ahead = RunAhead(options.max_in_flight)
         self._compilations: list[Compilation] = []
-        self._uncounted: list[tuple[float, core.ClosedJaxpr, jax.stages.Compiled]] = []
+        self._uncounted: list[tuple[float, core.ClosedJaxpr, _CachedProgram]] = []
 
     @property
     def compilations(self) -> Sequence[Compilation]:
         """Compilations so far; their costs are counted when this is read."""
+        n = self._options.steps_per_call
         while self._uncounted:
-            seconds, jaxpr, compiled = self._uncounted.pop(0)
+            took_s, jaxpr, program = self._uncounted.pop(0)
+            cost = program_cost(jaxpr, program.run, program.copy_bytes)
             self._compilations.append(
-                Compilation(
-                    seconds=seconds,
-                    steps_per_call=self._options.steps_per_call,
-                    cost=program_cost(jaxpr, compiled),
-                )
+                Compilation(seconds=took_s, steps_per_call=n, cost=cost)
             )
         return self._compilations
 
@@ -170,7 +171,7 @@ class CompiledStep:
             with without_mesh():
                 return self._call(state, batch, key)
         except jax.errors.JaxRuntimeError as failure:
-            if not memory.is_out_of_memory(failure):
+            if not is_out_of_memory(failure):
                 raise
             raise self.explained(failure) from failure
 
@@ -179,10 +180,10 @@ class CompiledStep:
         k, depth = self._options.accumulate, int(self._options.steps_per_call > 1)
         shape = jax.tree.leaves(self._newest["batch"])[0].shape
         examples = math.prod(shape[depth : depth + 1 + int(k > 1)])
-        program = next(reversed(self._by_batch.values()), None)
+        newest = next(reversed(self._by_batch.values()), None)
         return memory.out_of_memory(
             failure,
-            need=program and memory.memory_need(program.run),
+            need=newest and memory.memory_need(newest.run, newest.copy_bytes),
             limit_bytes=memory.memory_limit_bytes(self._layout.mesh.local_devices),
             accumulate=k,
             replica_batch=examples // len(self._layout.batch_owners),
@@ -263,7 +264,12 @@ class CompiledStep:
 
     @in_no_mesh
     def inspect(
-        self, state: PyTree = None, batch: PyTree = None, key: Key | None = None
+        self,
+        state: PyTree = None,
+        batch: PyTree = None,
+        key: Key | None = None,
+        *,
+        saves: bool = False,
     ) -> Inspection:
         """Report collectives, memory and arithmetic; see `Replicator.inspect`."""
         if state is not None and batch is None:
@@ -279,7 +285,8 @@ class CompiledStep:
             cost = program_cost(traced.jaxpr, compiled)
         elif self._programs:
             compiled = next(reversed(self._programs.values())).run
-            cost, shapes = self.compilations[-1].cost, self._newest["state"]
+            cost = self.compilations[-1].cost
+            shapes = state_shapes(self._newest["state"], self._layout, name="state")
         else:
             raise ArgumentError(
                 "`step` must have been called, or come with `state` and `batch`, got "
@@ -290,6 +297,7 @@ class CompiledStep:
             cost=cost,
             layout=self._layout,
             state=shapes,
+            saves=saves or self._options.saves_copy,
             steps_per_call=self._options.steps_per_call,
         )
 
@@ -341,13 +349,19 @@ class CompiledStep:
             self._layout.mesh, lambda: program_key(lowered)
         )
         compiled = lowered.compile()
-        self._uncounted.append((self._now_s() - started_s, traced.jaxpr, compiled))
-        return _CachedProgram(
+        took_s = self._now_s() - started_s
+        program = _CachedProgram(
             run=compiled,
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),
             key=program_key(lowered) if self._first_updates is not None else "",
+            copy_bytes=self._copy_bytes(state),
         )
+        self._uncounted.append((took_s, traced.jaxpr, program))
+        return program
+
+    def _copy_bytes(self, state: PyTree) -> int:
+        return memory.state_bytes(state) if self._options.saves_copy else 0
 
     def _trace(self, state: PyTree, batch: PyTree, key: Key | None):
         return trace_checked(

@@ -65,7 +65,7 @@ class DebugStep:
         plain = jax.tree.map(jnp.asarray, given)
         return self._update(*plain)
 
-    def inspect(self, *_: PyTree) -> NoReturn:
+    def inspect(self, *_: PyTree, saves: bool = False) -> NoReturn:
         """Refuse the call: no compiler has seen this step.
 
         Raises:

@@ -6,16 +6,16 @@ accumulation makes smaller.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 
 import jax
 
-from replicator.base.types import Device
+from replicator.base.out_of_memory import readable
+from replicator.base.types import Device, PyTree
 from replicator.errors import DeviceMemoryError
 
-# A failure behind the call is "INTERNAL: ... Out of memory ..." on a CPU.
-_MARKS = ("RESOURCE_EXHAUSTED", "out of memory")
 _ASKED_FOR = re.compile(r"(?:allocat\w*|requested)\D{0,20}(\d+)\s*(?:bytes|B)\b")
 
 
@@ -29,6 +29,7 @@ class MemoryNeed:
       temporaries_bytes: Size of temporaries; accumulation makes it smaller.
       aliased_bytes: Size of outputs that reuse donated arguments: counted once.
       program_bytes: Size of the program itself.
+      copy_bytes: Size of the copy of the state that a save makes beside it.
     """
 
     arguments_bytes: int
@@ -36,12 +37,14 @@ class MemoryNeed:
     temporaries_bytes: int
     aliased_bytes: int = 0
     program_bytes: int = 0
+    copy_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Memory at the peak."""
         kept = self.arguments_bytes + self.outputs_bytes - self.aliased_bytes
-        return kept + self.temporaries_bytes + self.program_bytes
+        beside = self.program_bytes + self.copy_bytes
+        return kept + self.temporaries_bytes + beside
 
     def describe(self) -> str:
         """Return a text for an error: "3.1 GiB (temporaries 2.0 GiB, ...)"."""
@@ -50,13 +53,21 @@ class MemoryNeed:
             "state and batch": self.arguments_bytes,
             "results": self.outputs_bytes - self.aliased_bytes,
             "program": self.program_bytes,
+            "copy of the state in a save": self.copy_bytes,
         }
         named = [f"{name} {readable(size)}" for name, size in parts.items() if size > 0]
         return f"{readable(self.total_bytes)} ({', '.join(named)})"
 
 
-def memory_need(compiled: jax.stages.Compiled) -> MemoryNeed | None:
-    """Return what a compiled program needs; None if the backend does not report it."""
+def memory_need(
+    compiled: jax.stages.Compiled, copy_bytes: int = 0
+) -> MemoryNeed | None:
+    """Return what a compiled program needs; None if the backend does not report it.
+
+    Args:
+      compiled: The program.
+      copy_bytes: Size of the copy of its state that a save makes; 0 for none.
+    """
     stats = compiled.memory_analysis()
     if stats is None:
         return None
@@ -66,6 +77,22 @@ def memory_need(compiled: jax.stages.Compiled) -> MemoryNeed | None:
         temporaries_bytes=stats.temp_size_in_bytes,
         aliased_bytes=stats.alias_size_in_bytes,
         program_bytes=stats.generated_code_size_in_bytes,
+        copy_bytes=copy_bytes,
+    )
+
+
+def state_bytes(state: PyTree) -> int:
+    """Return the bytes of a state on one device: the most that a copy of it takes.
+
+    Args:
+      state: Arrays, or shapes with shardings.
+
+    >>> state_bytes({"w": jnp.zeros((8, 2), jnp.float32)})
+    64
+    """
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(state)
     )
 
 
@@ -74,18 +101,6 @@ def memory_limit_bytes(devices: Iterable[Device]) -> int | None:
     stats = [device.memory_stats() or {} for device in devices]
     limits = [each["bytes_limit"] for each in stats if "bytes_limit" in each]
     return min(limits, default=None)
-
-
-def is_out_of_memory(failure: BaseException) -> bool:
-    """Return whether `failure` is an out-of-memory error of XLA.
-
-    >>> is_out_of_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 8 GiB"))
-    True
-    """
-    # By the text: XLA has one class for all of its errors.
-    text = str(failure)
-    is_marked = any(mark in text or mark in text.lower() for mark in _MARKS)
-    return is_marked and isinstance(failure, jax.errors.JaxRuntimeError)
 
 
 def out_of_memory(
@@ -113,7 +128,7 @@ def out_of_memory(
     return DeviceMemoryError(
         "`accumulate` must make the step fit into each device's memory, got "
         f"{accumulate}: it needs {needed}{there}. "
-        f"{_remedy(need, limit_bytes, accumulate, replica_batch)}"
+        f"{_remedy(need, limit_bytes, accumulate, replica_batch)}{_without_copy(need)}"
     )
 
 
@@ -126,20 +141,6 @@ def larger_divisors(replica_batch: int, accumulate: int) -> list[int]:
     return [
         k for k in range(accumulate + 1, replica_batch + 1) if replica_batch % k == 0
     ]
-
-
-def readable(size_bytes: int) -> str:
-    """Write a size with a unit.
-
-    >>> readable(3 << 29)
-    '1.5 GiB'
-    """
-    size, unit = float(size_bytes), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.3g} {unit}"
 
 
 def _asked_for(failure: BaseException) -> str:
@@ -163,6 +164,13 @@ def _remedy(
     *first, last = [f"`accumulate={k}`" for k in choices[:3]]
     listed = f"{', '.join(first)} or {last}" if first else last
     return f"Use {listed}, or let `auto_microbatch=True` find one."
+
+
+def _without_copy(need: MemoryNeed | None) -> str:
+    if need is None or not need.copy_bytes:
+        return ""
+    freed = readable(need.copy_bytes)
+    return f' `checkpoint_copy="host"` needs {freed} less.'
 
 
 def _may_fit(need: MemoryNeed, limit_bytes: int, smaller: float) -> bool:

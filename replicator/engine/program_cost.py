@@ -99,7 +99,7 @@ class Compilation:
 
 
 def program_cost(
-    traced: core.ClosedJaxpr, compiled: jax.stages.Compiled
+    traced: core.ClosedJaxpr, compiled: jax.stages.Compiled, copy_bytes: int = 0
 ) -> ProgramCost:
     """Return the cost of a call of a program.
 
@@ -107,6 +107,7 @@ def program_cost(
       traced: The program's jaxpr, `jax.stages.Traced.jaxpr`. With a `shard_map` in it
         the collectives are its own; else they are those of the partitioner.
       compiled: The same, compiled.
+      copy_bytes: Size of the copy of its state that a save makes; 0 for none.
 
     >>> traced = jax.jit(lambda x: x @ x).trace(jnp.ones((4, 4)))
     >>> program_cost(traced.jaxpr, traced.lower().compile()).flops
@@ -121,7 +122,7 @@ def program_cost(
         flops=work.flops,
         collective_bytes=wire_bytes,
         bytes_accessed=None if work.loops else _bytes_accessed(compiled),
-        memory=memory_need(compiled),
+        memory=memory_need(compiled, copy_bytes),
     )
 
 

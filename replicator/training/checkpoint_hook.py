@@ -93,6 +93,7 @@ class SaveCheckpoints(Hook):
         self._trigger = spec.checkpointing.when.trigger()
         self._reports = reports
         self._hooks = hooks
+        self._copy = spec.checkpointing.copy
         self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
@@ -207,7 +208,12 @@ class SaveCheckpoints(Hook):
         now = self._logged
         if now.saved > before.saved and now.last_step is not None:
             report_progress(now.last_step)
-            self._log("saved", step=now.last_step, seconds=now.last_save_s)
+            self._log(
+                "saved",
+                step=now.last_step,
+                seconds=now.last_save_s,
+                copy=self._copy,
+            )
         if now.failed > before.failed:
             self._log("save_failed", step=step, failed_in_a_row=now.failed_in_a_row)
 
@@ -226,6 +232,7 @@ def open_store(spec: RunSpec) -> CheckpointStore:
     store = CheckpointStore(
         checkpoints.directory,
         retention=checkpoints.retention,
+        copy=checkpoints.copy,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
         together=spec.together,
     )

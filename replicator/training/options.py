@@ -17,6 +17,7 @@ import numpy as np
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.directories.named import checked_directory
+from replicator.checkpoint.pieces.copy_place import COPY_PLACES, CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (
@@ -25,6 +26,7 @@ from replicator.errors import (
     check_flags,
     check_function,
     check_kind,
+    check_word,
 )
 from replicator.hooks.protocol import Hook
 from replicator.hooks.schedule import Every, every
@@ -76,6 +78,9 @@ class RunOptions:
       checkpoint_every: Steps between saves, or a schedule such as
         `options.every(seconds=600)`.
       retention: Rule for checkpoints to keep; the last three by default.
+      checkpoint_copy: Place where a save copies the state to before the next step: each
+        `"device"`, which waits for nothing, or leaf by leaf the `"host"`, which waits
+        for the step, where the devices have no room for a copy.
       eval_fn: Evaluation: a function as in `Replicator.evaluate`; tried on one batch
         before the first step.
       eval_dataset: Dataset to evaluate on, read anew each time; several by name,
@@ -119,6 +124,7 @@ class RunOptions:
     checkpoint_dir: str | os.PathLike[str] | None = None
     checkpoint_every: int | Every = 100
     retention: Retention | None = None
+    checkpoint_copy: CopyPlace = "device"
 
     eval_fn: EvalFn | None = None
     eval_dataset: Dataset | Mapping[str, Dataset] | None = None
@@ -199,11 +205,13 @@ class Checkpointing:
       directory: Directory of the checkpoints of this run and of no other, or its URL.
       when: Schedule of saves; the last step is saved, too.
       retention: Rule for checkpoints to keep.
+      copy: Place of the copy that a save makes of the state.
     """
 
     directory: Path | str
     when: Every
     retention: Retention
+    copy: CopyPlace = "device"
 
 
 def checkpointing_of(options: RunOptions) -> Checkpointing | None:
@@ -219,6 +227,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
     """
     directory, retention = options.checkpoint_dir, options.retention
     check_kind("retention", retention, Retention)
+    check_word("checkpoint_copy", options.checkpoint_copy, COPY_PLACES)
     if directory is None:
         if retention is not None:
             raise ArgumentError(
@@ -230,6 +239,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
         when=_as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_directory("checkpoint_dir", directory),
         retention=retention or Retention(),
+        copy=options.checkpoint_copy,
     )
 
 

@@ -167,6 +167,7 @@ def make_run_spec(
         accumulate=options.accumulate,
         steps_per_call=options.steps_per_call,
         checks=options.checks,
+        saves_copy=checkpointing is not None and checkpointing.copy == "device",
     )
     plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
     _check_left_to_run(options)
@@ -337,6 +338,7 @@ def _arguments(
     return {
         "steps": plan.steps,
         "checkpoint_dir": checkpointing and os.fspath(checkpointing.directory),
+        "checkpoint_copy": checkpointing and checkpointing.copy,
         "num_replicas": layout.num_replicas,
         "accumulate": lifting.accumulate,
         "steps_per_call": lifting.steps_per_call,

@@ -114,7 +114,7 @@ from replicator.cli.main import main
 main(["--help"])
 from jax._src import xla_bridge
 assert not xla_bridge._backends
-heavy = {"flax", "sklearn", "plotly", "orbax", "shtab"} & set(sys.modules)
+heavy = {"flax", "sklearn", "plotly", "tensorstore", "shtab"} & set(sys.modules)
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from replicator.engine.auto_microbatch import find_accumulate, fit_accumulate
-from replicator.engine.memory import MemoryNeed, larger_divisors
+from replicator.engine.memory import MemoryNeed, larger_divisors, state_bytes
 from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.state import first_run
 from replicator.errors import ArgumentError, BatchError, DeviceMemoryError
@@ -129,6 +129,26 @@ def test_a_real_step_gets_as_many_microbatches_as_its_limit_asks_for(options):
         limit_bytes=80_000,  # the state takes 16 kB, each example up to 16 kB more
     )
     assert found in (2, 3, 4, 6)
+
+
+def test_the_copy_of_a_save_takes_its_part_of_the_limit():
+    rep = replicas(2)
+    init_fn, step_fn = wide_step(rep)
+    make_state = first_run(init_fn, rep.layout, seed=0).born
+
+    def fitted(limit_bytes, *, saves_copy):
+        return fit_accumulate(
+            step_fn,
+            rep.layout,
+            CompileOptions(saves_copy=saves_copy),
+            make_state=make_state,
+            batch={"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)},
+            limit_bytes=limit_bytes,
+        )
+
+    room = 80_000 + state_bytes(make_state())
+    assert fitted(room, saves_copy=True) == fitted(80_000, saves_copy=False)
+    assert fitted(room, saves_copy=False) < fitted(80_000, saves_copy=False)
 
 
 def test_a_batch_that_does_not_divide_is_refused():

@@ -1,21 +1,24 @@
 """Memory errors say what needed how much, and what would fit."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from replicator.base.out_of_memory import is_out_of_memory, readable
 from replicator.engine.memory import (
     MemoryNeed,
-    is_out_of_memory,
     larger_divisors,
     memory_limit_bytes,
     memory_need,
     out_of_memory,
-    readable,
+    state_bytes,
 )
 from replicator.errors import DeviceMemoryError
 from tests.steps import adam, regression_batch, replicas, trainer
@@ -68,6 +71,44 @@ def test_where_no_microbatch_helps_it_says_so():
     )
 
 
+def test_copy_of_a_save_counts_and_its_way_out_is_named():
+    counted = dataclasses.replace(need(), copy_bytes=GIB)
+    assert counted.total_bytes == need().total_bytes + GIB
+    text = message(need=counted)
+    assert "it needs 12 GiB (" in text
+    assert "copy of the state in a save 1 GiB" in text
+    assert text.endswith('`checkpoint_copy="host"` needs 1 GiB less.')
+
+
+def test_state_of_a_device_is_its_shards():
+    mesh = jax.make_mesh((8,), ("shard",))
+    cut = NamedSharding(mesh, PartitionSpec("shard"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    state = [
+        jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=cut),
+        jax.ShapeDtypeStruct((3,), jnp.int8, sharding=whole),
+        jax.device_put(jax.random.key(0), whole),
+    ]
+    assert state_bytes(state) == 2 * 4 * 4 + 3 + 8
+
+
+def test_inspection_counts_the_copy_of_a_save_where_asked():
+    rep = replicas(8)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(adam()))
+    step, batch = rep.compile(step_fn), regression_batch()
+    state = rep.init(init_fn)
+    size = state_bytes(state)
+    planned = rep.inspect(step, init_fn, batch, saves=True).memory
+    without = rep.inspect(step, init_fn, batch).memory
+    step(state, batch)
+    called = rep.inspect(step, saves=True).memory
+    assert [planned.copy_bytes, called.copy_bytes, without.copy_bytes] == [
+        size,
+        size,
+        0,
+    ]
+
+
 def test_microbatches_are_divisors_of_a_replicas_batch():
     assert larger_divisors(8, 2) == [4, 8]
     assert larger_divisors(7, 7) == []
@@ -109,6 +150,7 @@ def test_a_real_lack_of_memory_is_told_in_our_words():
     code = """
         import resource
         import jax, jax.numpy as jnp
+        from replicator.base.out_of_memory import is_out_of_memory
         from replicator.engine.memory import *
         step = jax.jit(lambda a: jnp.sort(a[:, None] + a[None, :], axis=0))
         rows = jnp.ones(20_000)

@@ -27,7 +27,7 @@ from replicator.checkpoint.manifest import (
     is_metadata,
 )
 from replicator.checkpoint.snapshot import Draft
-from replicator.checkpoint.writing import write_blocks
+from replicator.checkpoint.writing import ShardWriter
 from replicator.errors import CheckpointError
 
 _OURS = re.compile(r"\.|\d{12}/")
@@ -120,7 +120,9 @@ class BucketDirectory:
         """Remove what writers before this generation left unfinished."""
         return commits.sweep(self._bucket, generation=generation)
 
-    def commit(self, draft: Draft, *, group: Group, generation: int) -> Manifest | None:
+    def commit(
+        self, draft: Draft, *, group: Group, writer: ShardWriter, generation: int
+    ) -> Manifest | None:
         """Write a checkpoint, as all processes do together; its manifest last.
 
         Returns:
@@ -153,7 +155,7 @@ class BucketDirectory:
 
         def write() -> list[Any]:
             return [
-                dataclasses.astuple(file) for file in write_blocks(draft, state, put)
+                dataclasses.astuple(file) for file in writer.write(draft, state, put)
             ]
 
         def finish() -> None:

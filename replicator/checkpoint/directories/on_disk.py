@@ -12,6 +12,7 @@ from replicator.checkpoint.lock import LOCK_NAME, WriterLock
 from replicator.checkpoint.manifest import Manifest, read_manifest, verify_names
 from replicator.checkpoint.pieces.arrays import file_kvstore
 from replicator.checkpoint.snapshot import Draft
+from replicator.checkpoint.writing import ShardWriter
 from replicator.errors import CheckpointError
 
 
@@ -99,12 +100,15 @@ class DiskDirectory:
         del generation  # whoever has the lock is the only one
         return commits.tidy(self._path, disk=self._disk)
 
-    def commit(self, draft: Draft, *, group: Group, generation: int) -> Manifest | None:
+    def commit(
+        self, draft: Draft, *, group: Group, writer: ShardWriter, generation: int
+    ) -> Manifest | None:
         """Write a checkpoint; see `commit.commit`."""
         return commits.commit(
             draft,
             self._path,
             group=group,
+            writer=writer,
             generation=generation,
             disk=self._disk,
             require_current=self._lock.require_current,

@@ -1,13 +1,17 @@
 """Encode the shards of zarr arrays, and read regions of them, by TensorStore.
 
 The arrays are zarr 3 with the codec `sharding_indexed`; each chunk and each index of a
-shard has a CRC-32C, so that a flipped bit raises. A shard is encoded in memory and
-written by the caller, who thus knows its bytes: to a disk or to a bucket alike.
+shard has a CRC-32C, so that a flipped bit raises. Between chunks and index, where no
+reader of zarr looks, is a mark of the shard's place: a file of another place is not
+taken for it. A shard is encoded in memory and written by the caller, who thus knows its
+bytes: to a disk or to a bucket alike.
 """
 
 import contextlib
 import functools
+import hashlib
 import itertools
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from replicator.base.host.strict_json import strict_json
-from replicator.checkpoint.pieces.grid import Box, Shape, whole_box
+from replicator.checkpoint.pieces.grid import Box, Shape, cells, whole_box
 from replicator.checkpoint.pieces.plan import StoredArray
 
 METADATA_NAME = "zarr.json"
@@ -83,17 +87,18 @@ def shard_name(index: Shape) -> str:
     return ".".join(("c", *map(str, index)))
 
 
-def encode_shard(array: StoredArray, block: np.ndarray) -> bytes:
+def encode_shard(array: StoredArray, block: np.ndarray, place: str) -> bytes:
     """Return the content of a shard.
 
     Args:
       array: The array.
       block: Values of the shard; fewer at the array's end.
+      place: Path of the shard in the checkpoint.
 
     Raises:
       ValueError: TensorStore cannot encode it.
     """
-    place = {"driver": "memory", "path": f"{next(_numbers)}/"}
+    alone_at = {"driver": "memory", "path": f"{next(_numbers)}/"}
     alone = StoredArray(
         name=array.name,
         dtype=array.dtype,
@@ -101,16 +106,18 @@ def encode_shard(array: StoredArray, block: np.ndarray) -> bytes:
         shard=array.shard,
         chunk=array.chunk,
     )
-    memory = _tensorstore().KvStore.open(place, context=_context()).result()
+    memory = _tensorstore().KvStore.open(alone_at, context=_context()).result()
     name = shard_name((0,) * block.ndim)
     if block.dtype.name != array.dtype:
         block = block.view(array.dtype)
     try:
-        opened = _open(alone, place)
+        opened = _open(alone, alone_at)
         opened.write(block, can_reference_source_data_indefinitely=True).result()
-        return memory.read(name).result().value
+        content = memoryview(memory.read(name).result().value)
     finally:
         memory.write(name, None).result()
+    end = len(content) - _index_bytes(array)
+    return b"".join((content[:end], _mark(place), content[end:]))
 
 
 def read_nowait(
@@ -124,12 +131,21 @@ def read_nowait(
       box: The region.
 
     Returns:
-      A function that returns the region; it raises ValueError if a shard is missing or
-      damaged, and of a bucket also TimeoutError.
+      A function that returns the region; it raises ValueError if a shard is missing,
+      damaged, or of another place.
     """
-    place = {**kvstore, "path": f"{kvstore['path']}{array.name}/"}
-    whole = whole_box(array.shape)
-    return _open(array, place)[box.within(whole)].read().result
+    folder = {**kvstore, "path": f"{kvstore['path']}{array.name}/"}
+    ends = _read_ends(array, folder, box)
+    values = _open(array, folder)[box.within(whole_box(array.shape))].read()
+
+    def wait() -> np.ndarray:
+        region = values.result()
+        for place, end in ends.items():
+            if not end.result().value.startswith(_mark(place)):
+                raise ValueError(f"`{place}` is a shard of another place")
+        return region
+
+    return wait
 
 
 def problem(failure: Exception) -> str:
@@ -158,6 +174,27 @@ def file_kvstore(path: Path) -> Iterator[dict[str, Any]]:
             link.symlink_to(path.parent)
             path = link / path.name
         yield {"driver": "file", "path": f"{path}/"}
+
+
+def _read_ends(
+    array: StoredArray, folder: Mapping[str, Any], box: Box
+) -> dict[str, Any]:
+    """Begin to read mark and index of each shard that meets a region, by its place."""
+    files = _tensorstore().KvStore.open(dict(folder), context=_context()).result()
+    end = slice(-len(_mark("")) - _index_bytes(array), None)
+    names = [shard_name(index) for index, _ in cells(box, array.shard)]
+    place = "/".join(folder["path"].split("/")[-3:-1])
+    return {f"{place}/{name}": files.read(name, byte_range=end) for name in names}
+
+
+def _mark(place: str) -> bytes:
+    return hashlib.blake2b(place.encode(), digest_size=16).digest()
+
+
+def _index_bytes(array: StoredArray) -> int:
+    """Return the size of a shard's index: two numbers for each chunk, and a CRC."""
+    chunks = (a // b for a, b in zip(array.shard, array.chunk, strict=True))
+    return 16 * math.prod(chunks) + 4
 
 
 def _open(array: StoredArray, kvstore: Mapping[str, Any]) -> Any:

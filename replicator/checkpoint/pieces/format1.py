@@ -44,7 +44,7 @@ class OrbaxState:
     def chunk(self, leaf: int) -> Shape:
         """Return the shape of the blocks of a leaf that are read as one."""
         shape = self.shape(leaf)
-        if 0 in shape:
+        if 0 in shape or not shape:
             return shape
         return tuple(self._open(leaf).chunk_layout.read_chunk.shape)
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from replicator.checkpoint.pieces.arrays import stored_dtype
+from replicator.checkpoint.pieces.copy_place import CopyPlace, lack_of_memory_explained
 from replicator.checkpoint.pieces.grid import Box, Shape, box_at, whole_box
 from replicator.checkpoint.pieces.plan import Plan, Region, Spread, make_plan
 from replicator.errors import ArgumentError
@@ -77,12 +78,18 @@ def plan_copies(
     return plan, tuple(_source(leaves[each.leaf], each) for each in regions)
 
 
-def copy_regions(arrays: Sequence[Array], sources: Sequence[Source]) -> list[Array]:
-    """Dispatch copies of regions of leaves that are here; return at once.
+def copy_regions(
+    arrays: Sequence[Array], sources: Sequence[Source], place: CopyPlace = "device"
+) -> list[Array]:
+    """Copy regions of leaves that are here; on devices by a dispatch, at once.
 
     Args:
       arrays: The leaves, with padding.
       sources: Regions of them.
+      place: Place of the copies.
+
+    Raises:
+      DeviceMemoryError: The devices have no room for them.
 
     >>> source = Source(region=Region(leaf=0, box=Box(start=(1,), shape=(2,))),
     ...                 number=0, piece=Box(start=(0,), shape=(4,)))
@@ -90,21 +97,23 @@ def copy_regions(arrays: Sequence[Array], sources: Sequence[Source]) -> list[Arr
     [Array([1, 2], dtype=int32)]
     """
     pieces = [_piece(arrays[source.region.leaf], source.number) for source in sources]
+    places = [source.region.box.within(source.piece) for source in sources]
+    if place == "host":  # one after the other: no second copy on a device
+        return [np.array(fetch(*each)) for each in zip(pieces, places, strict=True)]
     whole = {
         number: piece
         for number, (piece, source) in enumerate(zip(pieces, sources, strict=True))
         if isinstance(piece, jax.Array) and source.region.box == source.piece
     }
-    # One dispatch for all. A copy to the same device needs no compilation.
-    where = [piece.sharding for piece in whole.values()]
-    copies = jax.device_put(list(whole.values()), where, may_alias=False)
-    copied = dict(zip(whole, copies, strict=True))
-    return [
-        copied[number]
-        if number in copied
-        else _cut(piece, source.region.box.within(source.piece))
-        for number, (piece, source) in enumerate(zip(pieces, sources, strict=True))
-    ]
+    with lack_of_memory_explained():
+        # One dispatch for all. A copy to the same device needs no compilation.
+        where = [piece.sharding for piece in whole.values()]
+        copies = jax.device_put(list(whole.values()), where, may_alias=False)
+        copied = dict(zip(whole, copies, strict=True))
+        return [
+            copied[number] if number in copied else _cut(piece, at)
+            for number, (piece, at) in enumerate(zip(pieces, places, strict=True))
+        ]
 
 
 def fetch(array: Array, place: tuple[slice, ...]) -> np.ndarray:

@@ -131,6 +131,11 @@ class Plan:
     regions: Mapping[int, tuple[Region, ...]]
     small: Mapping[int, tuple[Region, ...]]
 
+    @property
+    def writers(self) -> int:
+        """Number of processes that write something."""
+        return sum(bool(self.regions[each] or self.small[each]) for each in self.small)
+
 
 def make_plan(leaves: Sequence[Spread], processes: Sequence[int]) -> Plan:
     """Divide the leaves among processes, evenly by bytes.

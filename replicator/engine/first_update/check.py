@@ -17,6 +17,7 @@ import jax
 
 from replicator.base.flat_tree import whole
 from replicator.base.mesh import spans_processes
+from replicator.base.out_of_memory import is_out_of_memory
 from replicator.base.padded import unpadded
 from replicator.base.types import Key, PyTree
 from replicator.engine.first_update.comparison import differences, farthest_leaf, law
@@ -27,7 +28,6 @@ from replicator.engine.first_update.one_device import (
     on_host,
     results_of,
 )
-from replicator.engine.memory import is_out_of_memory
 from replicator.engine.partitioned import PartitionedLayout
 from replicator.engine.sharded_step import CompileOptions, one_replica
 from replicator.engine.step.donation import copied

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -11,7 +11,7 @@ from replicator.base.types import PyTree
 from replicator.engine.inspection.collectives import Collective, collectives_of
 from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
-from replicator.engine.memory import MemoryNeed
+from replicator.engine.memory import MemoryNeed, state_bytes
 from replicator.engine.program_cost import ProgramCost, engineering
 from replicator.strategies.table import aligned
 from replicator.strategies.variables import variables_of
@@ -78,6 +78,7 @@ def inspection_of(
     cost: ProgramCost,
     layout: Layout,
     state: PyTree,
+    saves: bool,
     steps_per_call: int,
 ) -> Inspection:
     """Return the report on a compiled step.
@@ -86,10 +87,13 @@ def inspection_of(
       compiled: Its program, from `shard_step`.
       cost: Cost of a call.
       layout: Its layout.
-      state: Its state: arrays or shapes.
+      state: Shapes of its state, with shardings.
+      saves: Whether the copy of the state that a save makes counts as memory.
       steps_per_call: Number of updates of a call.
     """
-    described = layout.describe()
+    described, memory = layout.describe(), cost.memory
+    if memory is not None and saves:
+        memory = replace(memory, copy_bytes=state_bytes(state))
     return Inspection(
         strategy=described.get("name", "data_parallel"),
         mesh=described["mesh"],
@@ -98,7 +102,7 @@ def inspection_of(
             described["mesh"],
             [each.path for each in variables_of(state)],
         ),
-        memory=cost.memory,
+        memory=memory,
         flops=cost.flops,
         steps_per_call=steps_per_call,
     )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicator.base.types import Dataset, InitFn, StepFn
+from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn
 from replicator.errors import ArgumentError
@@ -101,6 +102,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | Every = 1000,
         retention: Retention | None = None,
+        checkpoint_copy: CopyPlace = "device",
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -139,6 +141,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
                 checkpoint_dir=checkpoint_dir,
                 checkpoint_every=checkpoint_every,
                 retention=retention,
+                checkpoint_copy=checkpoint_copy,
                 eval_fn=eval_fn,
                 eval_dataset=eval_dataset,
                 eval_every=eval_every,

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.experimental import checkify
 
+from replicator.base.out_of_memory import is_out_of_memory
 from replicator.base.padded import unpadded
 from replicator.base.per_replica import take_own
 from replicator.base.tracebacks import full_traceback
@@ -26,7 +27,6 @@ from replicator.base.types import PyTree
 from replicator.distributed.agreement import exchange
 from replicator.distributed.coordination import process_index
 from replicator.engine.compiled_step import CompiledStep
-from replicator.engine.memory import is_out_of_memory
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.errors import (
     DistributedError,
