@@ -329,11 +329,7 @@ def check_not_async(name: str, function: Any) -> None:
 
 
 def check_flags(**flags: object) -> None:
-    """Refuse arguments, by their names, that are neither True nor False.
-
-    Raises:
-      ArgumentError: One is neither.
-    """
+    """Refuse arguments that are neither True nor False, by an `ArgumentError`."""
     for name, value in flags.items():
         if value not in (True, False):
             raise ArgumentError(
@@ -381,11 +377,7 @@ def takes(function: Callable[..., object], count: int) -> bool:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse an argument that is neither None nor of the class `kind`.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse what is neither None nor of the class `kind`, by an `ArgumentError`."""
     if value is not None and not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ArgumentError(

@@ -108,6 +108,8 @@ class FaultyProxy:
         status, headers, data = _forward(asked, body, port)
         if "startOffset=" in asked.path:
             data = _in_range(asked.path, data)
+        if status == 200 and (asked_range := asked.headers.get("range")):
+            status, headers, data = _part(asked_range, headers, data)
         first = self._first.setdefault(asked.path, (status, headers, data))
         if fault == "stale":
             status, headers, data = first
@@ -134,6 +136,17 @@ class FaultyProxy:
         if asked.command != "HEAD":
             asked.wfile.write(data[: len(data) // 2] if cut else data)
         asked.close_connection = cut
+
+
+def _part(
+    asked: str, headers: list[tuple[str, str]], data: bytes
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Return a part of an object: the emulator of GCS gives no ends of objects."""
+    first, last = asked.removeprefix("bytes=").split("-")
+    start = int(first) if first else max(len(data) - int(last), 0)
+    end = min(int(last) + 1, len(data)) if first and last else len(data)
+    place = ("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+    return 206, [*headers, place], data[start:end]
 
 
 def _error(path: str, status: str) -> bytes:
