@@ -9,6 +9,7 @@
     ├── TooLateError (RuntimeError)         JAX started before it was set up
     ├── InputTimeoutError (TimeoutError)    the input yielded nothing within its limit
     ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+    │   └── BucketError                     a bucket refused us, or did not answer
     ├── CheckpointInUseError (RuntimeError) another run writes to the same directory
     ├── CheckpointMismatchError (ValueError) a checkpoint holds another state
     ├── DistributedError (RuntimeError)     processes cannot meet, or one has left
@@ -81,6 +82,10 @@ class InputTimeoutError(ReplicatorError, TimeoutError):
 
 class CheckpointError(ReplicatorError, RuntimeError):
     """A checkpoint, or the directory that holds them, cannot be written or read."""
+
+
+class BucketError(CheckpointError):
+    """A bucket is not there, refused us, or did not answer to the end."""
 
 
 class CheckpointInUseError(ReplicatorError, RuntimeError):
@@ -324,11 +329,7 @@ def check_not_async(name: str, function: Any) -> None:
 
 
 def check_flags(**flags: object) -> None:
-    """Refuse arguments, by their names, that are neither True nor False.
-
-    Raises:
-      ArgumentError: One is neither.
-    """
+    """Refuse arguments that are neither True nor False, by an `ArgumentError`."""
     for name, value in flags.items():
         if value not in (True, False):
             raise ArgumentError(
@@ -376,11 +377,7 @@ def takes(function: Callable[..., object], count: int) -> bool:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse an argument that is neither None nor of the class `kind`.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse what is neither None nor of the class `kind`, by an `ArgumentError`."""
     if value is not None and not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ArgumentError(

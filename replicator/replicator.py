@@ -390,8 +390,8 @@ class Replicator:
           init_fn: `init_fn(key)` returns the first state.
           init_state: First state, as `put` takes it, instead of an `init_fn`.
           seed: Seed of the keys of `init_fn` and `step_fn`.
-          checkpoint_dir: Directory where the whole run is saved, and where it resumes
-            from without being asked, bit for bit; one directory per run.
+          checkpoint_dir: Directory, or URL in a bucket, where the whole run is saved,
+            and where it resumes from without being asked, bit for bit; one per run.
           directory: Directory of metrics, `run.json` and the journal.
 
         Returns:

@@ -79,6 +79,7 @@ HEAVY = {
     },
     "tensorstore": {
         "replicator/checkpoint/pieces/arrays.py",
+        "replicator/checkpoint/buckets/bucket.py",
         "replicator/checkpoint/pieces/format1.py",
     },
     "rich": {"replicator/monitoring/display.py", "replicator/cli/tables.py"},

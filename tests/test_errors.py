@@ -1737,10 +1737,17 @@ ROWS = [
     ),
     Row(
         "A bucket for a directory",
-        lambda: run([regression_batch()], checkpoint_dir="gs://bucket/a"),
+        lambda: run([regression_batch()], checkpoint_dir="az://bucket/a"),
         ArgumentError,
-        "`checkpoint_dir` must be a path of a file system, got 'gs://bucket/a'. Mount "
+        "`checkpoint_dir` must be a path of a file system, got 'az://bucket/a'. Mount "
         "the bucket (on all hosts, with atomic renames), and name its folder.",
+    ),
+    Row(
+        "A URL without a bucket",
+        lambda: run([regression_batch()], checkpoint_dir="gs:///a"),
+        ArgumentError,
+        "`checkpoint_dir` must be a path, gs://bucket/path or s3://bucket/path, got "
+        "'gs:///a'. Name the bucket and plain folders in it, no keys or options.",
     ),
     Row(
         "A number for a choice of yes or no",

@@ -52,6 +52,41 @@ class Owner:
         return f"process {self.pid} on {self.host} since {self.started_at}"
 
 
+def new_owner(generation: int) -> Owner:
+    """Return this process as the owner of a generation, with a token of its own.
+
+    >>> new_owner(3).generation
+    3
+    """
+    return Owner(
+        generation=generation,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        started_at=datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
+        token=os.urandom(8).hex(),
+    )
+
+
+def encode_owner(owner: Owner) -> bytes:
+    """Return an owner as JSON.
+
+    >>> owner = new_owner(1)
+    >>> decode_owner(encode_owner(owner)) == owner
+    True
+    """
+    return (strict_json(dataclasses.asdict(owner)) + "\n").encode()
+
+
+def decode_owner(data: bytes) -> Owner | None:
+    """Return the owner that `encode_owner` wrote; None if that is unreadable.
+
+    >>> decode_owner(b"{")
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        return Owner(**json.loads(data))
+    return None
+
+
 class WriterLock:
     """The right to write to a directory, once `acquire` has returned.
 
@@ -91,18 +126,9 @@ class WriterLock:
             # The file is never deleted: a lock without a name shuts out no one.
             self._lock(handle)
             last = self._read_owner()
-            owner = Owner(
-                generation=1 + max(above, last.generation if last else 0),
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                started_at=datetime.datetime.now()
-                .astimezone()
-                .isoformat(" ", "seconds"),
-                token=os.urandom(8).hex(),
-            )
-            record = strict_json(dataclasses.asdict(owner)) + "\n"
+            owner = new_owner(1 + max(above, last.generation if last else 0))
             # Dying before this leaves the last owner's record, and a lock that is free.
-            self._disk.replace_file(self._owner_path, record.encode())
+            self._disk.replace_file(self._owner_path, encode_owner(owner))
         except BaseException:
             os.close(handle)
             raise
@@ -163,6 +189,6 @@ class WriterLock:
             )
 
     def _read_owner(self) -> Owner | None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Owner(**json.loads(self._owner_path.read_bytes()))
+        with contextlib.suppress(OSError):
+            return decode_owner(self._owner_path.read_bytes())
         return None

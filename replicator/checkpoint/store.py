@@ -11,14 +11,15 @@ import os
 from typing import Self
 
 from replicator.base.host.clock import Clock, SystemClock
-from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
-from replicator.checkpoint import commit as commits
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
+from replicator.checkpoint.directories.named import (
+    checked_directory,
+    open_directory,
+)
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.group import Group, require_shared
-from replicator.checkpoint.lock import WriterLock
+from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest
 from replicator.checkpoint.pieces.copy_place import (
     COPY_PLACES,
@@ -92,13 +93,12 @@ class CheckpointStore:
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
         check_word("copy", copy, COPY_PLACES)
         self._copy: CopyPlace = copy
-        self._directory = checked_path("directory", directory)
+        checked = checked_directory("directory", directory)
+        self._directory = open_directory(checked, disk)
         self._retention = retention or Retention()
-        self._disk = disk or Disk()
         self._clock = clock or SystemClock()
         self._failures_allowed = failures_allowed
         self._timeout_s = timeout_s
-        self._lock = WriterLock(self._directory, self._disk)
         self._group = Group(together=together, timeout_s=timeout_s)
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
@@ -116,7 +116,7 @@ class CheckpointStore:
         if self._saver is not None:
             return self
         self._group.lead("open", self._take_over)
-        require_shared(self._directory, self._group, self._disk)
+        self._directory.require_shared(self._group)
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -189,7 +189,7 @@ class CheckpointStore:
             self._saver.close()
             self._saver = None
             self._writer.close()
-            self._lock.release()
+            self._directory.release()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -277,12 +277,12 @@ class CheckpointStore:
         return tuple(self._group.lead("discard", lambda: self._discard_after(step)))
 
     def _discard_after(self, step: int) -> list[int]:
-        self._lock.require_current()
-        later = [found for found in commits.list_steps(self._directory) if found > step]
+        self._directory.require_current()
+        later = [found for found in self._directory.steps() if found > step]
         try:
             # The highest first: a crash in between leaves a run that got less far.
             for found in reversed(later):
-                commits.delete(self._directory, found, disk=self._disk)
+                self._directory.delete(found)
         except OSError as failure:
             raise self._unwritable(failure) from failure
         self._kept = tuple(saved for saved in self._kept if saved.step <= step)
@@ -290,29 +290,20 @@ class CheckpointStore:
 
     def _take_over(self) -> None:
         try:
-            self._make_directory()
             manifests = ()
-            if reading.is_taken(self._directory):
+            if self._directory.make():
                 manifests = reading.scan(self._directory).manifests
             newest = max((manifest.generation for manifest in manifests), default=0)
-            self._generation = self._lock.acquire(above=newest)
-            left = commits.tidy(self._directory, disk=self._disk)
+            self._generation = self._directory.acquire(above=newest)
+            left = self._directory.tidy(generation=self._generation)
             if left:
                 manifests = reading.scan(self._directory).manifests
         except OSError as failure:
-            self._lock.release()
+            self._directory.release()
             raise self._unwritable(failure) from failure
         if left:
             _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
-
-    def _make_directory(self) -> None:
-        """Make the directory durably, with its parents."""
-        there = (self._directory, *self._directory.parents)
-        made = [path for path in there if not path.exists()]
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for path in made:
-            self._disk.sync_directory(path.parent)
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(
@@ -328,14 +319,11 @@ class CheckpointStore:
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
         with lack_of_memory_explained():  # a copy on a device may fail late
-            manifest = commits.commit(
+            manifest = self._directory.commit(
                 draft,
-                self._directory,
                 group=self._group,
                 writer=self._writer,
                 generation=self._generation,
-                disk=self._disk,
-                require_current=self._lock.require_current,
             )
         if manifest is not None:
             self._retain(manifest)
@@ -344,13 +332,13 @@ class CheckpointStore:
         self._kept, gone = self._retention.decide(self._kept, self._as_saved(manifest))
         for step in gone:
             try:
-                commits.delete(self._directory, step, disk=self._disk)
-            except OSError as failure:
+                self._directory.delete(step)
+            except (OSError, CheckpointError) as failure:
                 _log.warning("Step %d could not be deleted: %r", step, failure)
 
     def _set_aside(self, damaged: tuple[int, ...]) -> None:
         for step in damaged:
-            aside = commits.set_damaged_aside(self._directory, step, disk=self._disk)
+            aside = self._directory.set_damaged_aside(step)
             _log.warning("The damaged step %d is kept as %s.", step, aside)
         self._kept = tuple(saved for saved in self._kept if saved.step not in damaged)
 

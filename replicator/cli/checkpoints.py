@@ -12,6 +12,7 @@ from replicator.base.host.paths import expanded
 from replicator.base.out_of_memory import readable
 from replicator.checkpoint import reading
 from replicator.checkpoint.commit import checkpoint_path
+from replicator.checkpoint.directories.on_disk import DiskDirectory
 from replicator.checkpoint.manifest import MANIFEST_NAME, Manifest, verify
 from replicator.cli.tables import make_console, print_table
 from replicator.errors import CheckpointError
@@ -94,7 +95,7 @@ def list_checkpoints(directory: Path, *, verified: bool) -> list[ListedCheckpoin
     Raises:
       CheckpointError: It is not a directory of checkpoints.
     """
-    found = reading.scan(directory)
+    found = reading.scan(DiskDirectory(directory))
     listed = [_listed(directory, each, verified=verified) for each in found.manifests]
     damaged = [
         ListedCheckpoint(step=step, damage=str(why))

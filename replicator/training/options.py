@@ -16,6 +16,7 @@ import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
+from replicator.checkpoint.directories.named import checked_directory
 from replicator.checkpoint.pieces.copy_place import COPY_PLACES, CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
@@ -72,7 +73,8 @@ class RunOptions:
       node: `lp.context.get_context()` in a node of a program: the run stops, saved,
         when the program stops, and a run that hangs fails its node.
       checkpoint_dir: Checkpoints: directory where the whole run is saved, and where it
-        resumes from without being asked, bit for bit; one directory per run.
+        resumes from without being asked, bit for bit; one directory per run. In a
+        bucket: "gs://bucket/path" or "s3://bucket/path".
       checkpoint_every: Steps between saves, or a schedule such as
         `options.every(seconds=600)`.
       retention: Rule for checkpoints to keep; the last three by default.
@@ -200,13 +202,13 @@ class Checkpointing:
     """Options of a run's checkpoints.
 
     Attributes:
-      directory: Directory of the checkpoints of this run and of no other.
+      directory: Directory of the checkpoints of this run and of no other, or its URL.
       when: Schedule of saves; the last step is saved, too.
       retention: Rule for checkpoints to keep.
       copy: Place of the copy that a save makes of the state.
     """
 
-    directory: Path
+    directory: Path | str
     when: Every
     retention: Retention
     copy: CopyPlace = "device"
@@ -235,7 +237,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
         return None
     return Checkpointing(
         when=_as_schedule("checkpoint_every", options.checkpoint_every),
-        directory=checked_path("checkpoint_dir", directory),
+        directory=checked_directory("checkpoint_dir", directory),
         retention=retention or Retention(),
         copy=options.checkpoint_copy,
     )
