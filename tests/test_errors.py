@@ -1770,6 +1770,13 @@ ROWS = [
         "`retention` out.",
     ),
     Row(
+        "A copy of the state on a disk",
+        lambda: run([regression_batch()], checkpoint_copy="disk"),
+        ArgumentError,
+        "`checkpoint_copy` must be one of 'device', 'host', got 'disk'. Use one of "
+        "these.",
+    ),
+    Row(
         "Larger batches in a run that goes on",
         of_another_size,
         BatchError,

@@ -76,7 +76,7 @@ def test_large_arrays_of_zeros_are_stored_like_others(tmp_path):
 
 
 def test_thousands_of_small_leaves_are_a_handful_of_files(tmp_path):
-    arrays = {f"{number}": np.full(16, number, np.float32) for number in range(5000)}
+    arrays = {f"{number}": np.full(16, number, np.float32) for number in range(1000)}
     with CheckpointStore(tmp_path) as store:
         store.save(Snapshot(step=1, arrays=arrays))
         assert bits(store.restore(arrays).arrays) == bits(arrays)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicator.checkpoint.buckets import commit as commits
@@ -98,6 +98,21 @@ class BucketDirectory:
         Raises:
           CheckpointError: An object is damaged; the error names it.
         """
+        self._verify(manifest, lambda path: is_metadata(manifest, path))
+
+    def verify(self, manifest: Manifest) -> None:
+        """Read all objects of a checkpoint, and compare them with its manifest.
+
+        Raises:
+          CheckpointError: An object is damaged; the error names it.
+        """
+        self._verify(manifest, bool)
+
+    def saved_at_s(self, step: int) -> float | None:
+        """Return None: TensorStore does not give the times of objects."""
+        del step
+
+    def _verify(self, manifest: Manifest, is_read: Callable[[str], bool]) -> None:
         folder = commits.folder(manifest.step)
         there = self._bucket.list(f"{folder}/{manifest.state}/")
         wanted = {f"{folder}/{file.path}": file for file in manifest.files}
@@ -108,7 +123,7 @@ class BucketDirectory:
         if odd := {*there} - wanted.keys():
             raise self._damage(manifest, f"`{min(odd)}` does not belong to it")
         for key, file in wanted.items():
-            if not is_metadata(manifest, file.path):
+            if not is_read(file.path):
                 continue
             if record_bytes(file.path, self._bucket.read(key) or b"") != file:
                 raise self._damage(manifest, f"the content of `{key}` has changed")

@@ -9,7 +9,13 @@ from replicator.checkpoint import commit as commits
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group, require_shared
 from replicator.checkpoint.lock import LOCK_NAME, WriterLock
-from replicator.checkpoint.manifest import Manifest, read_manifest, verify_names
+from replicator.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    read_manifest,
+    verify,
+    verify_names,
+)
 from replicator.checkpoint.pieces.arrays import file_kvstore
 from replicator.checkpoint.snapshot import Draft
 from replicator.checkpoint.writing import ShardWriter
@@ -89,6 +95,19 @@ class DiskDirectory:
           CheckpointError: A file is damaged; the error names it.
         """
         verify_names(commits.checkpoint_path(self._path, manifest.step), manifest)
+
+    def verify(self, manifest: Manifest) -> None:
+        """Read all files of a checkpoint, and compare them with its manifest.
+
+        Raises:
+          CheckpointError: A file is damaged; the error names it.
+        """
+        verify(commits.checkpoint_path(self._path, manifest.step), manifest)
+
+    def saved_at_s(self, step: int) -> float | None:
+        """Return the time of a step's manifest, in seconds since 1970."""
+        checkpoint = commits.checkpoint_path(self._path, step)
+        return (checkpoint / MANIFEST_NAME).stat().st_mtime
 
     def kvstore(self, manifest: Manifest) -> AbstractContextManager[dict[str, Any]]:
         """Yield the folder of the arrays as a specification of TensorStore."""

@@ -29,7 +29,8 @@ def test_saved_state_is_that_before_its_buffers_were_donated(tmp_path, place):
 
 
 def buffers():
-    return {array.unsafe_buffer_pointer() for array in jax.live_arrays()}
+    shards = (shard for each in jax.live_arrays() for shard in each.addressable_shards)
+    return {shard.data.unsafe_buffer_pointer() for shard in shards}
 
 
 def test_copy_to_the_host_makes_no_array_on_a_device():
