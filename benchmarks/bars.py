@@ -61,6 +61,7 @@ BARS = (
     _bar("fingerprints", "false_alarms", "==", 0),
     _bar("fingerprints", "cost", "<=", 0.05),
     _bar("fingerprints", "seconds", "<=", 600),
+    _bar("bucket_faults", "failures", "==", 0),
     _bar("checkpoint_stall", "ratio", "<=", 1.10),
     _bar("checkpoint_stall", "blocked_ms", "<=", 50),
     _bar("checkpoint_stall", "seconds_per_save_ratio", "<=", 1.3),
