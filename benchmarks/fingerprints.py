@@ -122,8 +122,8 @@ def count(damages: int, checks: int, *, seed: int) -> dict[str, int]:
         for _ in range(cases):
             wrong, path, places = damage(state, rep.mesh, pick)
             odd = begin_comparison(wrong, rep.mesh).odd_leaves()
-            told = [each.partition(" (")[0] for each in odd.get(path, ())]
-            here += list(odd) == [path] and told == places
+            named = [each.partition(" (")[0] for each in odd.get(path, ())]
+            here += list(odd) == [path] and named == places
         for _ in range(number, checks, len(STRATEGIES)):
             alarms += bool(begin_comparison(state, rep.mesh).odd_leaves())
         watched = len(begin_comparison(state, rep.mesh).leaves)

@@ -119,14 +119,12 @@ def flip_copied_bit(
 
 def _flipped(leaf: jax.Array, device: Device, pick: random.Random) -> jax.Array:
     """Return an array with one bit flipped in the piece on a device, if it is here."""
-    place, byte = pick.random(), pick.random()  # the same in processes without it
+    place = pick.random()  # the same in processes that do not hold the piece
     pieces = [shard.data for shard in leaf.addressable_shards]
     for number, piece in enumerate(pieces):
         if piece.devices() == {device}:
             damaged = np.array(piece)
-            element = int(place * damaged.size) * damaged.dtype.itemsize
-            element += int(byte * damaged.dtype.itemsize)
-            # The lowest bit of a byte: booleans and int4 have no others on the host.
-            damaged.reshape(-1).view(np.uint8)[element] ^= 1
+            # The lowest bit of a byte: of a boolean there is no other.
+            damaged.reshape(-1).view(np.uint8)[int(place * damaged.nbytes)] ^= 1
             pieces[number] = jax.device_put(damaged, piece.sharding)
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, pieces)
