@@ -57,6 +57,7 @@ BARS = (
     _bar("session", "step_ratio_low", "<=", 1.02),
     _bar("session", "failures", "==", 0),
     _bar("corruption", "silent", "==", 0),
+    _bar("bucket_faults", "failures", "==", 0),
     _bar("checkpoint_stall", "ratio", "<=", 1.10),
     _bar("checkpoint_stall", "blocked_ms", "<=", 50),
     _bar("checkpoint_stall", "seconds_per_save_ratio", "<=", 1.3),

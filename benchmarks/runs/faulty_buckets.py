@@ -53,6 +53,7 @@ class FaultyProxy:
       url: Where it listens.
       disturb: Decides on each request.
       requests: Requests so far, as (method, path).
+      silence_s: Seconds without an answer, where that is the fault.
 
     Args:
       port: Port of the other server, on this host.
@@ -60,6 +61,7 @@ class FaultyProxy:
 
     def __init__(self, port: int):
         self.disturb: Disturb = lambda method, path: None
+        self.silence_s = 20.0
         self.requests: list[tuple[str, str]] = []
         self._first: dict[str, tuple[int, list[tuple[str, str]], bytes]] = {}
         self._closed = threading.Event()
@@ -68,7 +70,7 @@ class FaultyProxy:
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def log_message(self, *args: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
 
             def handle_any(self) -> None:
@@ -99,7 +101,7 @@ class FaultyProxy:
         self.requests.append((asked.command, asked.path))
         fault = self.disturb(asked.command, asked.path)
         if fault == "silence":
-            self._closed.wait(20)  # longer than any client here waits
+            self._closed.wait(self.silence_s)
             asked.close_connection = True
             return
         if fault is not None and fault.isdecimal():
@@ -217,7 +219,9 @@ def serving_gcs() -> Iterator[FaultyProxy]:
 
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
     server.start()
-    proxy = FaultyProxy(server._api._httpd.server_address[1])
+    running = server._api._httpd
+    assert running is not None
+    proxy = FaultyProxy(running.server_address[1])
     try:
         yield proxy
     finally:

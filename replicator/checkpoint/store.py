@@ -14,6 +14,7 @@ from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.types import PyTree
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
+from replicator.checkpoint.buckets.retries import LIMIT_S
 from replicator.checkpoint.directories.named import (
     checked_directory,
     open_directory,
@@ -94,7 +95,9 @@ class CheckpointStore:
         check_word("copy", copy, COPY_PLACES)
         self._copy: CopyPlace = copy
         checked = checked_directory("directory", directory)
-        self._directory = open_directory(checked, disk)
+        # A save makes many requests; no single one may take all of the time.
+        limit_s = min(timeout_s / 5, LIMIT_S)
+        self._directory = open_directory(checked, disk, limit_s=limit_s)
         self._retention = retention or Retention()
         self._clock = clock or SystemClock()
         self._failures_allowed = failures_allowed

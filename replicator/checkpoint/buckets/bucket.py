@@ -112,6 +112,10 @@ class Bucket:
         """
         self.put(_MARKER, b"Checkpoints of `replicator` lie here.\n")
 
+    def is_marked(self) -> bool:
+        """Return whether `mark` was ever called here."""
+        return self.read(_MARKER) is not None
+
     def put(self, key: str, data: bytes) -> None:
         """Write an object, or write it anew.
 

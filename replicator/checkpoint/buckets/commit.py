@@ -20,6 +20,7 @@ from replicator.checkpoint.manifest import MANIFEST_NAME
 from replicator.errors import CheckpointInUseError
 
 _INTENTS = ".intents/"
+_NEWEST = ".newest"  # object with the step that was committed last
 _MANIFEST = re.compile(rf"(\d{{12}})/{re.escape(MANIFEST_NAME)}")
 # Format 1 calls it `state`. A manifest lists its files with the folder before them.
 _STATE = re.compile(r'"(state(?:-[0-9a-f]{8})?)/')
@@ -65,7 +66,12 @@ def manifest_key(step: int) -> str:
 def list_steps(bucket: Bucket) -> list[int]:
     """List the steps that have a manifest, in order."""
     found = map(_MANIFEST.fullmatch, bucket.list())
-    return sorted(int(match[1]) for match in found if match)
+    steps = {int(match[1]) for match in found if match}
+    # A stale list lacks the newest, and a run would go on from an older one.
+    newest = int(bucket.read(_NEWEST) or -1)
+    if newest not in steps and newest >= 0 and bucket.read(manifest_key(newest)):
+        steps.add(newest)
+    return sorted(steps)
 
 
 def begin(bucket: Bucket, step: int, state: str, *, generation: int) -> Intent:
@@ -109,6 +115,7 @@ def publish(bucket: Bucket, intent: Intent, manifest: bytes) -> None:
             f"`{bucket.url}/{key}` must be written by this run alone, got one that "
             "another has put there meanwhile. End one of the two runs."
         )
+    bucket.put(_NEWEST, b"%d" % intent.step)
     _settle(bucket, intent, manifest.decode())
 
 

@@ -37,16 +37,14 @@ class BucketWriter:
           BucketError: The bucket cannot be written to.
         """
         self._bucket.mark()
-        before = self._bucket.list(FOLDER)
-        generation = max([above, *map(_generation, before)])
+        generation = max([above, *map(_generation, self._bucket.list(FOLDER))])
         while True:
-            generation += 1  # a stale list may have shown too few
+            # A stale list may show too few; none is deleted, so the next one is free.
+            generation += 1
             owner = new_owner(generation)
             if self._bucket.put_if_absent(_key(generation), encode_owner(owner)):
                 break
         self._owner = owner
-        for key in before:  # those that wrote them find them gone
-            self._bucket.delete(key)
         return generation
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from replicator.checkpoint.buckets import commit as commits
 from replicator.checkpoint.buckets.bucket import Bucket
-from replicator.checkpoint.buckets.writer import FOLDER, BucketWriter
+from replicator.checkpoint.buckets.writer import BucketWriter
 from replicator.checkpoint.checksums import record_bytes
 from replicator.checkpoint.commit import (
     make_manifest,
@@ -19,7 +19,6 @@ from replicator.checkpoint.commit import (
 from replicator.checkpoint.directories.on_disk import no_checkpoints, require_none
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import (
-    MANIFEST_NAME,
     STATE_NAME,
     Manifest,
     decode_at,
@@ -62,7 +61,7 @@ class BucketDirectory:
         self._bucket.require()
         keys = self._bucket.list()
         require_none([key for key in keys if not _OURS.match(key)], self)
-        return _has_checkpoints(keys)
+        return self._has_checkpoints()
 
     def require_checkpoints(self) -> None:
         """Raise unless a store was ever opened here.
@@ -70,7 +69,7 @@ class BucketDirectory:
         Raises:
           CheckpointError: It is not a directory of checkpoints.
         """
-        if not _has_checkpoints(self._bucket.list()):
+        if not self._has_checkpoints():
             raise no_checkpoints(self, "has no checkpoint")
 
     def require_shared(self, group: Group) -> None:
@@ -117,8 +116,12 @@ class BucketDirectory:
         folder = commits.folder(manifest.step)
         there = self._bucket.list(f"{folder}/{manifest.state}/")
         wanted = {f"{folder}/{file.path}": file for file in manifest.files}
-        if odd := wanted.keys() ^ {*there}:
-            raise self._damage(manifest, f"`{min(odd)}` is missing, or does not belong")
+        missing = wanted.keys() - there
+        # A list may be stale: what it lacks is asked for by its name.
+        if any(self._bucket.read(key) is None for key in missing):
+            raise self._damage(manifest, f"one of {sorted(missing)[:3]} is missing")
+        if odd := {*there} - wanted.keys():
+            raise self._damage(manifest, f"`{min(odd)}` does not belong to it")
         for key, file in wanted.items():
             if not is_read(file.path):
                 continue
@@ -199,12 +202,12 @@ class BucketDirectory:
         """Return its key: what is missing may be a copy that is still on its way."""
         return commits.manifest_key(step)
 
+    def _has_checkpoints(self) -> bool:
+        # A store leaves a marker; what plain tools have copied here may lack it.
+        return self._bucket.is_marked() or bool(self.steps())
+
     def _damage(self, manifest: Manifest, what: str) -> CheckpointError:
         return CheckpointError(
             f"`{self}/{commits.folder(manifest.step)}` must be what was saved, got "
             f"damage: {what}. Restore an earlier step."
         )
-
-
-def _has_checkpoints(keys: list[str]) -> bool:
-    return any(key.startswith(FOLDER) or key.endswith(MANIFEST_NAME) for key in keys)

@@ -26,6 +26,7 @@ def run(place, steps):
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_bucket(s3, tmp_path):
     place = f"s3://{BUCKET}/training"
     run(place, 3)
