@@ -6,10 +6,9 @@ It joins modules and decides nothing: `state` makes states, `make_step` lifts st
 
 import dataclasses
 import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
 
 import optax
 from jax.sharding import Mesh
@@ -18,6 +17,7 @@ from replicator.base import tracebacks
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
+from replicator.base.method_functions import as_function
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
@@ -58,9 +58,6 @@ from replicator.training.options import RunOptions
 from replicator.training.run_spec import make_run_spec
 from replicator.training.session import Session
 from replicator.training.watchdog.limits import Limits
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @tracebacks.short_tracebacks
@@ -677,20 +674,4 @@ class Replicator:
         return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
 
 
-def _on_all_devices(
-    method: Callable[Concatenate[Replicator, P], R],
-) -> Callable[P, R]:
-    """Return a method of `Replicator` as a function on all devices."""
-
-    @tracebacks.short_traceback
-    @functools.wraps(method)
-    def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:
-        return method(Replicator(), *args, **arguments)
-
-    of_method = inspect.signature(method)
-    parameters = list(of_method.parameters.values())[1:]
-    vars(on_all_devices)["__signature__"] = of_method.replace(parameters=parameters)
-    return on_all_devices
-
-
-run = _on_all_devices(Replicator.run)
+run = as_function(Replicator.run, Replicator)
