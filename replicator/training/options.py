@@ -29,8 +29,8 @@ from replicator.errors import (
     check_word,
 )
 from replicator.hooks.protocol import Hook
-from replicator.hooks.schedule import Every, every
-from replicator.inputs.adapters import check_read_anew, ending
+from replicator.hooks.schedule import Every, as_schedule
+from replicator.inputs.adapters import check_datasets
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
 from replicator.training.node import ProgramNode
@@ -243,7 +243,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
             )
         return None
     return Checkpointing(
-        when=_as_schedule("checkpoint_every", options.checkpoint_every),
+        when=as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_directory("checkpoint_dir", directory),
         retention=retention or Retention(),
         copy=options.checkpoint_copy,
@@ -315,29 +315,13 @@ def evaluating_of(options: RunOptions) -> Evaluating | None:
             f"got no `{missing}`. Pass it, or leave all out."
         )
     check_function("eval_fn", eval_fn, "state, batch")
-    _check_datasets(dataset)
+    check_datasets("eval_dataset", dataset)
     return Evaluating(
         eval_fn=eval_fn,
         dataset=dataset,
-        when=_as_schedule("eval_every", when),
+        when=as_schedule("eval_every", when),
         follow=follow,
     )
-
-
-def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
-    if not isinstance(given, Mapping):
-        check_read_anew("eval_dataset", given)
-        ending("eval_dataset", given)
-        return
-    named = all(isinstance(name, str) and name and "/" not in name for name in given)
-    if not (given and named):
-        raise ArgumentError(
-            "`eval_dataset` must name each of several datasets by a string without "
-            f'`/`, got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
-        )
-    for name, dataset in given.items():
-        check_read_anew(f"eval_dataset[{name!r}]", dataset)
-        ending(f"eval_dataset[{name!r}]", dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -395,18 +379,10 @@ def replica_checks_of(options: RunOptions) -> Every | None:
       ArgumentError: It is not a schedule, or missing where a mismatch is to lead back.
     """
     if options.check_replicas_every is not None:
-        return _as_schedule("check_replicas_every", options.check_replicas_every)
+        return as_schedule("check_replicas_every", options.check_replicas_every)
     if options.on_mismatch == "rollback":
         raise ArgumentError(
             '`check_replicas_every` must be given with `on_mismatch="rollback"`, got '
             "None. Pass it, or leave `on_mismatch` out."
         )
     return None
-
-
-def _as_schedule(name: str, when: int | Every) -> Every:
-    """Return the schedule that the argument `name` stands for."""
-    if isinstance(when, Every):
-        return when
-    check_count(name, when)
-    return every(n_steps=when)
