@@ -166,13 +166,7 @@ def make_run_spec(
     evaluating = evaluating_of(options)
     recording, replica_checks = recording_of(options), replica_checks_of(options)
     _check_kinds(step_fn, options)
-    lifting = dataclasses.replace(
-        defaults,
-        accumulate=options.accumulate,
-        steps_per_call=options.steps_per_call,
-        checks=options.checks,
-        saves_copy=checkpointing is not None and checkpointing.copy == "device",
-    )
+    lifting = _lifting(options, defaults, checkpointing)
     plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
     _check_left_to_run(options)
     if options.steps is None and dataset is not None:
@@ -221,6 +215,18 @@ def make_run_spec(
         phases=phases,
         limits=limits.for_input(reading.timeout_s),
         node=options.node,
+    )
+
+
+def _lifting(
+    options: RunOptions, defaults: CompileOptions, checkpointing: Checkpointing | None
+) -> CompileOptions:
+    return dataclasses.replace(
+        defaults,
+        accumulate=options.accumulate,
+        steps_per_call=options.steps_per_call,
+        checks=options.checks,
+        saves_copy=checkpointing is not None and checkpointing.copy == "device",
     )
 
 
