@@ -16,6 +16,7 @@
     │   └── DistributedTimeoutError (TimeoutError)  a process did not come in time
     ├── NonFiniteError (FloatingPointError) a number became NaN or infinite
     ├── SpikeError (ArithmeticError)        a number left the range it had
+    ├── ReplicaMismatchError (ArithmeticError)  copies of a leaf are not equal
     ├── DeviceMemoryError (MemoryError)     a step needs more memory than there is
     ├── RpcError (RuntimeError)             a call to another process failed
     │   ├── EncodeError (TypeError)         a value cannot be sent
@@ -96,7 +97,16 @@ class CheckpointMismatchError(ReplicatorError, ValueError):
     """A checkpoint holds another state, or a format of a newer version."""
 
 
-class NonFiniteError(ReplicatorError, FloatingPointError):
+class _ErrorOfStep(ReplicatorError):
+    def __init__(
+        self, message: str, *, step: int | None = None, leaf: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.leaf = leaf
+
+
+class NonFiniteError(_ErrorOfStep, FloatingPointError):
     """A batch or a metric holds NaN or infinity.
 
     Attributes:
@@ -104,15 +114,8 @@ class NonFiniteError(ReplicatorError, FloatingPointError):
       leaf: Name of the metric that holds it.
     """
 
-    def __init__(
-        self, message: str, *, step: int | None = None, leaf: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.step = step
-        self.leaf = leaf
 
-
-class SpikeError(ReplicatorError, ArithmeticError):
+class SpikeError(_ErrorOfStep, ArithmeticError):
     """A metric left the range that it had before.
 
     Attributes:
@@ -120,12 +123,14 @@ class SpikeError(ReplicatorError, ArithmeticError):
       leaf: Name of the metric.
     """
 
-    def __init__(
-        self, message: str, *, step: int | None = None, leaf: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.step = step
-        self.leaf = leaf
+
+class ReplicaMismatchError(_ErrorOfStep, ArithmeticError):
+    """Devices hold different bits of a leaf that must be equal on all of them.
+
+    Attributes:
+      step: Step after which it was found.
+      leaf: Path of the leaf in the state.
+    """
 
 
 class DeviceMemoryError(ReplicatorError, MemoryError):
@@ -304,11 +309,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_word(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is none of `choices`.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse a value that is none of `choices`, by an `ArgumentError`."""
     if value not in choices:
         raise ArgumentError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}. "

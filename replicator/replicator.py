@@ -6,10 +6,9 @@ It joins modules and decides nothing: `state` makes states, `make_step` lifts st
 
 import dataclasses
 import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
 
 import optax
 from jax.sharding import Mesh
@@ -18,6 +17,7 @@ from replicator.base import tracebacks
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
+from replicator.base.method_functions import as_function
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
@@ -52,15 +52,12 @@ from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.loop import LoopResult
 from replicator.training.node import ProgramNode
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
 from replicator.training.run_spec import make_run_spec
 from replicator.training.session import Session
 from replicator.training.watchdog.limits import Limits
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @tracebacks.short_tracebacks
@@ -362,6 +359,8 @@ class Replicator:
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
@@ -375,6 +374,7 @@ class Replicator:
         `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`.
         Evaluation: `eval_*`, `follow`. Records: `directory`, `write_every`,
         `gradient_norm`, `display`, `profile`. Bad numbers: `on_nonfinite`, `spikes`.
+        Flipped bits: `check_replicas_every`, `on_mismatch`.
 
         >>> result = rep.run(step_fn, dataset, init_fn=init_fn, steps=3)
         >>> result.step
@@ -404,6 +404,7 @@ class Replicator:
           NonFiniteError: A batch or a metric holds NaN or infinity.
           PartitionError: One of the first updates differs from that of one device.
           Preempted: A signal asked the run to stop, and it is saved.
+          ReplicaMismatchError: Devices hold different bits of the same leaf.
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
@@ -434,6 +435,8 @@ class Replicator:
             profile=profile,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
+            check_replicas_every=check_replicas_every,
+            on_mismatch=on_mismatch,
             checks=checks,
             check_first_updates=check_first_updates,
             debug=debug,
@@ -481,6 +484,8 @@ class Replicator:
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
@@ -529,6 +534,8 @@ class Replicator:
             profile=profile,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
+            check_replicas_every=check_replicas_every,
+            on_mismatch=on_mismatch,
             checks=checks,
             check_first_updates=check_first_updates,
             debug=debug,
@@ -667,20 +674,4 @@ class Replicator:
         return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
 
 
-def _on_all_devices(
-    method: Callable[Concatenate[Replicator, P], R],
-) -> Callable[P, R]:
-    """Return a method of `Replicator` as a function on all devices."""
-
-    @tracebacks.short_traceback
-    @functools.wraps(method)
-    def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:
-        return method(Replicator(), *args, **arguments)
-
-    of_method = inspect.signature(method)
-    parameters = list(of_method.parameters.values())[1:]
-    vars(on_all_devices)["__signature__"] = of_method.replace(parameters=parameters)
-    return on_all_devices
-
-
-run = _on_all_devices(Replicator.run)
+run = as_function(Replicator.run, Replicator)

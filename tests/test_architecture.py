@@ -38,7 +38,7 @@ LARGEST_FOLDER = 14
 # The two objects that users call: each is one idea, and half of it says what for. `run`
 # and `session` write out the options of a run, so that editors and checkers see them.
 LARGEST_FILE = {
-    "replicator/replicator.py": 686,
+    "replicator/replicator.py": 678,
     "replicator/training/session.py": 467,
 }
 # Within a floor: these may not know each other's business.

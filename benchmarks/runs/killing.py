@@ -113,7 +113,7 @@ def start(
     """Start a run; send it a signal at a moment, unless it ends before.
 
     Args:
-      directory: Of its checkpoints; a URL if they are in a bucket.
+      directory: Of its checkpoints: a folder, or a URL.
       processes: How many it has.
       moment: None to let it end.
       loop: Whose loop it is: `run`'s, or one's own in a `session`.

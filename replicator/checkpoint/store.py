@@ -119,7 +119,11 @@ class CheckpointStore:
         if self._saver is not None:
             return self
         self._group.lead("open", self._take_over)
-        self._directory.require_shared(self._group)
+        try:
+            self._directory.require_shared(self._group)
+        except BaseException:
+            self._directory.release()
+            raise
         self._saver = BackgroundSaver(
             self._commit,
             clock=self._clock,
@@ -239,8 +243,8 @@ class CheckpointStore:
           like: A state of this run: arrays or `jax.ShapeDtypeStruct`s. Leaves get the
             shardings of its leaves. None gives nested dicts of NumPy arrays.
           step: Step to restore; the newest by default.
-          only: Pattern of paths of leaves to restore; others are taken from `like`:
-            `"user/params/*"`, where `*` matches slashes, too.
+          only: Pattern of paths of leaves to restore; others are taken from `like`, or
+            left out without it: `"user/params/*"`, where `*` matches slashes, too.
           shardings: Shardings instead of those of `like`; a list with that of each
             leaf, or a prefix of its tree.
 

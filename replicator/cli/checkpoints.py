@@ -20,9 +20,9 @@ from replicator.errors import CheckpointError
 SUMMARY = "List the checkpoints of a directory, and verify them"
 
 _EPILOG = """\
-`saved` is the time of its manifest, the file that makes it a checkpoint (not known in a
-bucket), `writers` the number of processes that wrote it. Without --verify only manifests
-are read. Exit code 1 if one is damaged.
+`saved` is the time of its manifest, the file that makes it a checkpoint (not known in
+a bucket), `writers` the number of processes that wrote it. Without --verify only
+manifests are read. Exit code 1 if one is damaged.
 """
 
 

@@ -23,6 +23,7 @@ from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.training.evaluate_hook import EvaluateEvery
+from replicator.training.replica_check import ReplicaCheck
 from replicator.training.run_spec import RunSpec
 from replicator.writers.writer import named_numbers
 
@@ -74,6 +75,7 @@ class SaveCheckpoints(Hook):
       reports: The run's own hooks, in this process.
       hooks: Hooks whose states are the same in all processes.
       evaluation: The run's evaluation; None for none.
+      comparison: Comparison of copies before each save; None for none.
     """
 
     phase = "save"
@@ -87,6 +89,7 @@ class SaveCheckpoints(Hook):
         reports: Sequence[Hook],
         hooks: Sequence[Hook],
         evaluation: EvaluateEvery | None,
+        comparison: ReplicaCheck | None = None,
     ) -> None:
         assert spec.checkpointing is not None
         self._store = store
@@ -97,6 +100,7 @@ class SaveCheckpoints(Hook):
         self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
+        self._comparison = comparison
         self._about = {"began": resumed.began._asdict(), **_settings(spec)}
         self._log = spec.log_once
         self._logged = store.counts
@@ -153,6 +157,8 @@ class SaveCheckpoints(Hook):
         return self._store.counts.last_step == event.step
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
+        if self._comparison is not None:
+            self._comparison.check(event)
         position = event.position or Position()
         return Snapshot(
             step=event.step,

@@ -29,12 +29,12 @@ from replicator.errors import (
     check_word,
 )
 from replicator.hooks.protocol import Hook
-from replicator.hooks.schedule import Every, every
-from replicator.inputs.adapters import check_read_anew, ending
+from replicator.hooks.schedule import Every, as_schedule
+from replicator.inputs.adapters import check_datasets
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
 from replicator.training.node import ProgramNode
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
@@ -103,6 +103,11 @@ class RunOptions:
         goes back to the last good checkpoint and leaves the batch out; `"ignore"` goes
         on.
       spikes: Metric to watch for sudden leaps, and the action on one.
+      check_replicas_every: Flipped bits: steps, or a schedule, between comparisons of
+        the copies that devices hold of each leaf; also made before each save, at the
+        end and behind each restore. None compares nothing.
+      on_mismatch: Action on copies that differ: `"raise"` ends the run, `"rollback"`
+        goes back to the last checkpoint.
     """
 
     steps: int | None = None
@@ -139,6 +144,8 @@ class RunOptions:
 
     on_nonfinite: OnNonfinite | None = None
     spikes: Spikes | None = None
+    check_replicas_every: int | Every | None = None
+    on_mismatch: OnMismatch = "raise"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -236,7 +243,7 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
             )
         return None
     return Checkpointing(
-        when=_as_schedule("checkpoint_every", options.checkpoint_every),
+        when=as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_directory("checkpoint_dir", directory),
         retention=retention or Retention(),
         copy=options.checkpoint_copy,
@@ -308,29 +315,13 @@ def evaluating_of(options: RunOptions) -> Evaluating | None:
             f"got no `{missing}`. Pass it, or leave all out."
         )
     check_function("eval_fn", eval_fn, "state, batch")
-    _check_datasets(dataset)
+    check_datasets("eval_dataset", dataset)
     return Evaluating(
         eval_fn=eval_fn,
         dataset=dataset,
-        when=_as_schedule("eval_every", when),
+        when=as_schedule("eval_every", when),
         follow=follow,
     )
-
-
-def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
-    if not isinstance(given, Mapping):
-        check_read_anew("eval_dataset", given)
-        ending("eval_dataset", given)
-        return
-    named = all(isinstance(name, str) and name and "/" not in name for name in given)
-    if not (given and named):
-        raise ArgumentError(
-            "`eval_dataset` must name each of several datasets by a string without "
-            f'`/`, got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
-        )
-    for name, dataset in given.items():
-        check_read_anew(f"eval_dataset[{name!r}]", dataset)
-        ending(f"eval_dataset[{name!r}]", dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -381,9 +372,17 @@ def recording_of(options: RunOptions) -> Recording:
     )
 
 
-def _as_schedule(name: str, when: int | Every) -> Every:
-    """Return the schedule that the argument `name` stands for."""
-    if isinstance(when, Every):
-        return when
-    check_count(name, when)
-    return every(n_steps=when)
+def replica_checks_of(options: RunOptions) -> Every | None:
+    """Return the schedule on which copies of the state are compared; None for none.
+
+    Raises:
+      ArgumentError: It is not a schedule, or missing where a mismatch is to lead back.
+    """
+    if options.check_replicas_every is not None:
+        return as_schedule("check_replicas_every", options.check_replicas_every)
+    if options.on_mismatch == "rollback":
+        raise ArgumentError(
+            '`check_replicas_every` must be given with `on_mismatch="rollback"`, got '
+            "None. Pass it, or leave `on_mismatch` out."
+        )
+    return None

@@ -18,6 +18,7 @@ TINY = {
     ],
     "session": ["--rounds=2", "--steps=2", "--kills=4"],
     "corruption": ["--cases=40"],
+    "fingerprints": ["--damages=30", "--checks=30", "--rounds=2", "--mb=1"],
     "bucket_faults": ["--rounds=2"],
     "checkpoint_stall": [
         *("--state_mb=8", "--step_ms=2", "--interval_s=3", "--rounds=2", "--saves=2"),
@@ -83,6 +84,7 @@ EXACT = {
     },
     "session": {"kills": 4, "failures": 0, "lost_steps": 0},
     "corruption": {"silent": 0, "cases": 40},
+    "fingerprints": {"found": 30, "false_alarms": 0, "damages": 30},
     "bucket_faults": {"failures": 0, "rounds": 2},
     "checkpoint_stall": {},
     "checkpoint_shards": {"processes": 2, "state_mb": 16},
