@@ -29,6 +29,7 @@ from benchmarks.runs.faulty_buckets import (
 )
 from replicator.base.host.clock import SystemClock
 from replicator.checkpoint import CheckpointStore, Snapshot
+from replicator.checkpoint.pieces import stored_state
 from replicator.checkpoint.retention import Retention
 from replicator.errors import CheckpointError, CheckpointInUseError
 
@@ -149,6 +150,7 @@ def main(argv: list[str]) -> None:
     del argv
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     logging.getLogger("replicator").setLevel(logging.CRITICAL)
+    stored_state.LIMIT_S = _TIMEOUT_S / 5  # as other requests of such a store
     clock, rng = SystemClock(), random.Random(_SEED.value)
     begun_s, rounds, disturbed, requests = clock.now_s(), Rounds(), 0, 0
     with serving_s3() as proxy:
