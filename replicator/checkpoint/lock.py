@@ -133,6 +133,7 @@ class WriterLock:
             os.close(handle)
             raise
         self._handle, self._owner = handle, owner
+        _HELD.add(self)
         register_fork_drop(self)  # a forked input worker holds none when we are killed
         return owner.generation
 
@@ -156,6 +157,7 @@ class WriterLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+            _HELD.discard(self)
 
     def drop_after_fork(self) -> None:
         """Hold nothing in a forked child; the parent still does."""
@@ -192,3 +194,8 @@ class WriterLock:
         with contextlib.suppress(OSError):
             return decode_owner(self._owner_path.read_bytes())
         return None
+
+
+# Also of stores that were forgotten without being closed, which are never collected
+# then: a forked child drops only what it can find.
+_HELD: set[WriterLock] = set()
