@@ -8,6 +8,8 @@ each kill it goes on from the newest checkpoint that was whole, at least from th
 save but one that it began: on a busy disk a save may take longer than an interval, and
 those that are due meanwhile are left out. By SIGTERM nothing may be lost.
 
+With `--store=s3` the checkpoints lie in a bucket: moto's server, in this process.
+
 `killed_in` counts what the kills met: `save` where files of one were left half
 written, `restore` while a checkpoint was looked for and read, else `start` or `steps`.
 `first_step_s` is the time from `exec` to the end of the first new step of the digits
@@ -15,21 +17,34 @@ ResNet, with a warm compilation cache, less what the imports of jax, flax and
 tensorstore take by themselves.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import logging
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks.runs.faulty_buckets import (
+    BUCKET,
+    ENVIRONMENT,
+    environment,
+    serving_s3,
+)
 from benchmarks.runs.killing import INTERVAL, STEPS, Attempt, Moment, start
 from replicator.base.host.clock import SystemClock
+from replicator.checkpoint.buckets.bucket import Bucket
+from replicator.checkpoint.buckets.url import parse_url
+from replicator.checkpoint.directories.named import open_directory
 from replicator.exit_codes import PREEMPTED
 
 _KILLS = flags.DEFINE_integer("kills", 20, "SIGKILLs in all.")
@@ -38,9 +53,13 @@ _PROCESSES = flags.DEFINE_multi_integer("processes", [1, 2], "Processes, in turn
 _TERMS = flags.DEFINE_integer("terms", 4, "SIGTERMs in all, of one process each.")
 _STARTS = flags.DEFINE_integer("starts", 5, "Starts that are timed.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
+_STORE = flags.DEFINE_enum("store", "file", ["file", "s3"], "What checkpoints lie in.")
 IMPORTS = "import jax, flax.nnx, tensorstore"
 _SAVE_S = 0.1
 _AIMS = ("steps", "save", "restore", "start")
+Directory: TypeAlias = Path | str
+"""A folder, or the URL of one in a bucket."""
+
 _KEYS = ("steps", "save", "restore", "start", "end")
 
 
@@ -94,7 +113,7 @@ def draw_moment(
 
 
 def kill_again_and_again(
-    directory: Path,
+    directory: Directory,
     whole: Attempt,
     found: Found,
     *,
@@ -127,14 +146,31 @@ def kill_again_and_again(
         found.fail(f"final bits {last.digest}, not {whole.digest}; {last.errors}")
 
 
-def half_written(directory: Path) -> set[str]:
+def half_written(directory: Directory) -> set[str]:
     """Return the names of saves that are not whole."""
+    if isinstance(directory, str):
+        return {*Bucket(parse_url("directory", directory)).list(".intents/")}
     return {path.name for path in directory.glob(".writing-*")}
 
 
-def whole_steps(directory: Path) -> list[int]:
+def whole_steps(directory: Directory) -> list[int]:
     """Return the steps of the checkpoints that are whole."""
-    return [int(path.name) for path in directory.glob("[0-9]*")]
+    return open_directory(directory).steps()
+
+
+@contextlib.contextmanager
+def opened_store(store: str) -> Iterator[Callable[[str], Directory]]:
+    """Yield a function from the name of a run to the directory of its checkpoints."""
+    if store == "file":
+        with tempfile.TemporaryDirectory() as root:
+            yield lambda name: Path(root, name)
+    else:
+        # The server logs each request.
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)
+        with serving_s3() as server:
+            place = {"AWS_ENDPOINT_URL": server.url, **ENVIRONMENT}
+            with environment(**place):
+                yield lambda name: f"s3://{BUCKET}/{name}"
 
 
 def what_it_did(attempt: Attempt) -> str:
@@ -165,7 +201,7 @@ def _look_at_start(attempt: Attempt, kept: int, found: Found) -> None:
 
 
 def terminate(
-    directory: Path,
+    directory: Directory,
     whole: Attempt,
     found: Found,
     *,
@@ -188,7 +224,9 @@ def terminate(
         found.fail(f"final bits {last.digest} after SIGTERM; {last.errors}")
 
 
-def first_step_seconds(directory: Path) -> tuple[float, float]:
+def first_step_seconds(
+    directory_of: Callable[[str], Directory],
+) -> tuple[float, float]:
     """Return the medians of a start, and of the imports, in seconds; in turn."""
     clock = SystemClock()
     starts, imports = [], []
@@ -196,22 +234,23 @@ def first_step_seconds(directory: Path) -> tuple[float, float]:
         begun_s = clock.now_s()
         subprocess.run([sys.executable, "-c", IMPORTS], check=True)
         imports.append(clock.now_s() - begun_s)
-        run = directory / str(index)
+        run = directory_of(f"starts{index}")
         starts.append(start(run, processes=1).first_step_s)
     return float(np.median(starts)), float(np.median(imports))
 
 
 def main(argv: list[str]) -> None:
     del argv
+    clock = SystemClock()
+    started_s = clock.now_s()
     rng = np.random.default_rng(_SEED.value)
     found = Found()
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
+    with opened_store(_STORE.value) as directory_of:
         whole = {}
         for count in dict.fromkeys(_PROCESSES.value):
             # The first one warms the compilation cache; the second one is timed.
             for turn in ("cold", "warm"):
-                whole[count] = start(root / f"{turn}{count}", processes=count)
+                whole[count] = start(directory_of(f"{turn}{count}"), processes=count)
         for count, attempt in whole.items():
             if attempt.digest is None:
                 sys.exit(f"{count} processes did not end: {attempt.errors}")
@@ -222,7 +261,7 @@ def main(argv: list[str]) -> None:
             kills = min(_PER_RUN.value, left)
             print(f"{processes} processes, {kills} kills", flush=True)
             kill_again_and_again(
-                root / f"killed{turn}",
+                directory_of(f"killed{turn}"),
                 whole[processes],
                 found,
                 kills=kills,
@@ -232,13 +271,13 @@ def main(argv: list[str]) -> None:
         for turn in range(_TERMS.value):
             processes = _PROCESSES.value[turn % len(_PROCESSES.value)]
             terminate(
-                root / f"asked{turn}",
+                directory_of(f"asked{turn}"),
                 whole[processes],
                 found,
                 processes=processes,
                 rng=rng,
             )
-        start_s, imports_s = first_step_seconds(root / "starts")
+        start_s, imports_s = first_step_seconds(directory_of)
     result = {
         "failures": found.failures,
         "kills": found.kills,
@@ -248,6 +287,8 @@ def main(argv: list[str]) -> None:
         "first_step_s": round(start_s - imports_s, 2),
         "imports_s": round(imports_s, 2),
         "processes": _PROCESSES.value,
+        "store": _STORE.value,
+        "seconds": round(clock.now_s() - started_s, 1),
     }
     print(json.dumps(result))
 

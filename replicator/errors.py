@@ -9,12 +9,14 @@
     ├── TooLateError (RuntimeError)         JAX started before it was set up
     ├── InputTimeoutError (TimeoutError)    the input yielded nothing within its limit
     ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+    │   └── BucketError                     a bucket refused us, or did not answer
     ├── CheckpointInUseError (RuntimeError) another run writes to the same directory
     ├── CheckpointMismatchError (ValueError) a checkpoint holds another state
     ├── DistributedError (RuntimeError)     processes cannot meet, or one has left
     │   └── DistributedTimeoutError (TimeoutError)  a process did not come in time
     ├── NonFiniteError (FloatingPointError) a number became NaN or infinite
     ├── SpikeError (ArithmeticError)        a number left the range it had
+    ├── ReplicaMismatchError (ArithmeticError)  copies of a leaf are not equal
     ├── DeviceMemoryError (MemoryError)     a step needs more memory than there is
     ├── RpcError (RuntimeError)             a call to another process failed
     │   ├── EncodeError (TypeError)         a value cannot be sent
@@ -83,6 +85,10 @@ class CheckpointError(ReplicatorError, RuntimeError):
     """A checkpoint, or the directory that holds them, cannot be written or read."""
 
 
+class BucketError(CheckpointError):
+    """A bucket is not there, refused us, or did not answer to the end."""
+
+
 class CheckpointInUseError(ReplicatorError, RuntimeError):
     """Another run writes to the same directory, of checkpoints or of records."""
 
@@ -91,7 +97,16 @@ class CheckpointMismatchError(ReplicatorError, ValueError):
     """A checkpoint holds another state, or a format of a newer version."""
 
 
-class NonFiniteError(ReplicatorError, FloatingPointError):
+class _ErrorOfStep(ReplicatorError):
+    def __init__(
+        self, message: str, *, step: int | None = None, leaf: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.leaf = leaf
+
+
+class NonFiniteError(_ErrorOfStep, FloatingPointError):
     """A batch or a metric holds NaN or infinity.
 
     Attributes:
@@ -99,15 +114,8 @@ class NonFiniteError(ReplicatorError, FloatingPointError):
       leaf: Name of the metric that holds it.
     """
 
-    def __init__(
-        self, message: str, *, step: int | None = None, leaf: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.step = step
-        self.leaf = leaf
 
-
-class SpikeError(ReplicatorError, ArithmeticError):
+class SpikeError(_ErrorOfStep, ArithmeticError):
     """A metric left the range that it had before.
 
     Attributes:
@@ -115,12 +123,14 @@ class SpikeError(ReplicatorError, ArithmeticError):
       leaf: Name of the metric.
     """
 
-    def __init__(
-        self, message: str, *, step: int | None = None, leaf: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.step = step
-        self.leaf = leaf
+
+class ReplicaMismatchError(_ErrorOfStep, ArithmeticError):
+    """Devices hold different bits of a leaf that must be equal on all of them.
+
+    Attributes:
+      step: Step after which it was found.
+      leaf: Path of the leaf in the state.
+    """
 
 
 class DeviceMemoryError(ReplicatorError, MemoryError):
@@ -299,11 +309,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_word(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is none of `choices`.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse a value that is none of `choices`, by an `ArgumentError`."""
     if value not in choices:
         raise ArgumentError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}. "
@@ -324,11 +330,7 @@ def check_not_async(name: str, function: Any) -> None:
 
 
 def check_flags(**flags: object) -> None:
-    """Refuse arguments, by their names, that are neither True nor False.
-
-    Raises:
-      ArgumentError: One is neither.
-    """
+    """Refuse arguments that are neither True nor False, by an `ArgumentError`."""
     for name, value in flags.items():
         if value not in (True, False):
             raise ArgumentError(
@@ -376,11 +378,7 @@ def takes(function: Callable[..., object], count: int) -> bool:
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Refuse an argument that is neither None nor of the class `kind`.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse what is neither None nor of the class `kind`, by an `ArgumentError`."""
     if value is not None and not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ArgumentError(

@@ -6,10 +6,9 @@ It joins modules and decides nothing: `state` makes states, `make_step` lifts st
 
 import dataclasses
 import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, Literal, ParamSpec, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
 
 import optax
 from jax.sharding import Mesh
@@ -18,6 +17,7 @@ from replicator.base import tracebacks
 from replicator.base.host.compilation_cache import enable_compilation_cache
 from replicator.base.host.fake_devices import size_cpu_pool
 from replicator.base.mesh import replica_mesh
+from replicator.base.method_functions import as_function
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
@@ -52,15 +52,12 @@ from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.loop import LoopResult
 from replicator.training.node import ProgramNode
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
 from replicator.training.run_spec import make_run_spec
 from replicator.training.session import Session
 from replicator.training.watchdog.limits import Limits
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @tracebacks.short_tracebacks
@@ -363,6 +360,8 @@ class Replicator:
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
@@ -374,9 +373,9 @@ class Replicator:
         each of them. The step: `accumulate`, `auto_microbatch`, `memory_limit_bytes`,
         `steps_per_call`, `checks`, `check_first_updates`, `debug`. Around it: `inputs`,
         `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`,
-        `memory_copy_every`.
-        Evaluation: `eval_*`, `follow`. Records: `directory`, `write_every`,
-        `gradient_norm`, `display`, `profile`. Bad numbers: `on_nonfinite`, `spikes`.
+        `memory_copy_every`. Evaluation: `eval_*`, `follow`. Records: `directory`,
+        `write_every`, `gradient_norm`, `display`, `profile`. Bad numbers:
+        `on_nonfinite`, `spikes`. Flipped bits: `check_replicas_every`, `on_mismatch`.
 
         >>> result = rep.run(step_fn, dataset, init_fn=init_fn, steps=3)
         >>> result.step
@@ -392,8 +391,8 @@ class Replicator:
           init_fn: `init_fn(key)` returns the first state.
           init_state: First state, as `put` takes it, instead of an `init_fn`.
           seed: Seed of the keys of `init_fn` and `step_fn`.
-          checkpoint_dir: Directory where the whole run is saved, and where it resumes
-            from without being asked, bit for bit; one directory per run.
+          checkpoint_dir: Directory, or URL in a bucket, where the whole run is saved,
+            and where it resumes from without being asked, bit for bit; one per run.
           directory: Directory of metrics, `run.json` and the journal.
 
         Returns:
@@ -406,6 +405,7 @@ class Replicator:
           NonFiniteError: A batch or a metric holds NaN or infinity.
           PartitionError: One of the first updates differs from that of one device.
           Preempted: A signal asked the run to stop, and it is saved.
+          ReplicaMismatchError: Devices hold different bits of the same leaf.
           ReplicationError: The state may differ between replicas.
           StateError: `step_fn` returned another structure.
         """
@@ -437,6 +437,8 @@ class Replicator:
             profile=profile,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
+            check_replicas_every=check_replicas_every,
+            on_mismatch=on_mismatch,
             checks=checks,
             check_first_updates=check_first_updates,
             debug=debug,
@@ -485,6 +487,8 @@ class Replicator:
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
         checks: frozenset | None = None,
         check_first_updates: bool | None = None,
         debug: bool = False,
@@ -534,6 +538,8 @@ class Replicator:
             profile=profile,
             on_nonfinite=on_nonfinite,
             spikes=spikes,
+            check_replicas_every=check_replicas_every,
+            on_mismatch=on_mismatch,
             checks=checks,
             check_first_updates=check_first_updates,
             debug=debug,
@@ -581,12 +587,8 @@ class Replicator:
         >>> evaluation = rep.compile_evaluation(eval_fn, block=32)
         >>> losses = evaluation(init_params(key), dataset)
         """
-        return Evaluation(
-            eval_fn,
-            self._layout,
-            block=block,
-            max_in_flight=self._defaults.max_in_flight,
-        )
+        most = self._defaults.max_in_flight
+        return Evaluation(eval_fn, self._layout, block=block, max_in_flight=most)
 
     def evaluate(
         self,
@@ -672,20 +674,4 @@ class Replicator:
         return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
 
 
-def _on_all_devices(
-    method: Callable[Concatenate[Replicator, P], R],
-) -> Callable[P, R]:
-    """Return a method of `Replicator` as a function on all devices."""
-
-    @tracebacks.short_traceback
-    @functools.wraps(method)
-    def on_all_devices(*args: P.args, **arguments: P.kwargs) -> R:
-        return method(Replicator(), *args, **arguments)
-
-    of_method = inspect.signature(method)
-    parameters = list(of_method.parameters.values())[1:]
-    vars(on_all_devices)["__signature__"] = of_method.replace(parameters=parameters)
-    return on_all_devices
-
-
-run = _on_all_devices(Replicator.run)
+run = as_function(Replicator.run, Replicator)

@@ -47,6 +47,7 @@ from replicator.errors import (
     NonFiniteError,
     PartitionError,
     ProgramError,
+    ReplicaMismatchError,
     ReplicationError,
     RunTimeoutError,
     StateError,
@@ -56,6 +57,9 @@ from replicator.errors import (
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
+from replicator.testing.faults import Injector, parse
+from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
+from replicator.training.nonfinite.rollback import Recovery
 from replicator.training.postmortem.bundle import read_bundle
 from replicator.writers import Multi
 from tests.cut_wrongly import BATCH, centred, step_from
@@ -202,6 +206,29 @@ def ended_on_bad():
         step_fn=step_fn,
         dataset=[regression_batch()],
         on_nonfinite="rollback",
+        checkpoint_dir=folder(),
+    )
+
+
+FLIPPED = BadNumber(
+    kind="mismatch",
+    step=40,
+    leaf="user/params/w",
+    found="other bits on replica 3 (device 3, process 0, host tpu-7)",
+)
+
+
+def ended_on_flipped():
+    """Leave a loop, that could go back, on a state with a flipped bit."""
+    fault = parse("flip a bit in the state on replica 1 of 2 at step 1")
+    in_session(
+        lambda session: session.step(next(session.batches())),
+        step_fn=lambda state, batch: (state + 1, {}),
+        dataset=[regression_batch()],
+        init_fn=lambda key: jnp.zeros(3),
+        hooks=[Injector(fault)],
+        check_replicas_every=100,
+        on_mismatch="rollback",
         checkpoint_dir=folder(),
     )
 
@@ -1326,6 +1353,52 @@ ROWS = [
         "'stop'. Use one of these.",
     ),
     Row(
+        "To go back from copies that differ, with nothing saved",
+        lambda: run(
+            [regression_batch()], check_replicas_every=1, on_mismatch="rollback"
+        ),
+        ArgumentError,
+        "`checkpoint_dir` must be given to go back to a checkpoint, got None. Pass it, "
+        'or choose `on_mismatch="raise"`.',
+    ),
+    Row(
+        "To go back from copies that nothing compares",
+        lambda: run([regression_batch()], on_mismatch="rollback"),
+        ArgumentError,
+        '`check_replicas_every` must be given with `on_mismatch="rollback"`, got None. '
+        "Pass it, or leave `on_mismatch` out.",
+    ),
+    Row(
+        "An unknown way to treat copies that differ",
+        lambda: run([regression_batch()], on_mismatch="mend"),
+        ArgumentError,
+        "`on_mismatch` must be one of 'raise', 'rollback', got 'mend'. Use one of "
+        "these.",
+    ),
+    Row(
+        "Copies to compare where there are none",
+        lambda: in_session(print, check_replicas_every=2),
+        ArgumentError,
+        "`check_replicas_every` must have arrays to compare, of which two devices hold "
+        "copies, got none on 2 devices. Leave it out, or take a strategy that keeps "
+        "copies.",
+    ),
+    Row(
+        "A bit that flipped in one copy of a leaf",
+        lambda: Recovery(RecoveryPolicy()).handle(FLIPPED),
+        ReplicaMismatchError,
+        "`user/params/w` must be equal on all devices that hold it, got other bits on "
+        "replica 3 (device 3, process 0, host tpu-7) at step 40. Start again without "
+        "that device: a saved run goes on from its last checkpoint.",
+    ),
+    Row(
+        "A loop that was left where it had to go back from a flipped bit",
+        lambda: ended_on_flipped(),
+        ReplicaMismatchError,
+        "`state` must be equal on all devices until the loop ends, got other bits at "
+        "step 1. Start it again: it goes on from the last checkpoint, if there is one.",
+    ),
+    Row(
         "Spikes of what is not reported",
         lambda: run([regression_batch()], spikes=Spikes(metric="lost")),
         ArgumentError,
@@ -1737,10 +1810,17 @@ ROWS = [
     ),
     Row(
         "A bucket for a directory",
-        lambda: run([regression_batch()], checkpoint_dir="gs://bucket/a"),
+        lambda: run([regression_batch()], checkpoint_dir="az://bucket/a"),
         ArgumentError,
-        "`checkpoint_dir` must be a path of a file system, got 'gs://bucket/a'. Mount "
+        "`checkpoint_dir` must be a path of a file system, got 'az://bucket/a'. Mount "
         "the bucket (on all hosts, with atomic renames), and name its folder.",
+    ),
+    Row(
+        "A URL without a bucket",
+        lambda: run([regression_batch()], checkpoint_dir="gs:///a"),
+        ArgumentError,
+        "`checkpoint_dir` must be a path, gs://bucket/path or s3://bucket/path, got "
+        "'gs:///a'. Name the bucket and plain folders in it, no keys or options.",
     ),
     Row(
         "A number for a choice of yes or no",
@@ -1769,6 +1849,11 @@ ROWS = [
         "`memory_copy_every` must be in a run under `replicator launch`, whose memory "
         "holds the copies, got none (REPLICATOR_KEEPER is not set). Start the script "
         "by `replicator launch`, or leave it out.",
+        "A copy of the state on a disk",
+        lambda: run([regression_batch()], checkpoint_copy="disk"),
+        ArgumentError,
+        "`checkpoint_copy` must be one of 'device', 'host', got 'disk'. Use one of "
+        "these.",
     ),
     Row(
         "Larger batches in a run that goes on",
@@ -2458,7 +2543,11 @@ def document(places):
             lines += ["| Message | Bad input | Error |", "|---|---|---|"]
         for row in rows:
             message = escaped(" ".join(row.message.splitlines()))
-            builtin = row.kind.__mro__[2].__name__
+            builtin = next(
+                each.__name__
+                for each in row.kind.__mro__
+                if each.__module__ == "builtins"
+            )
             lines.append(
                 f"| {message} | {row.name} | `{row.kind.__name__}` ({builtin}) |"
             )

@@ -56,6 +56,7 @@ _GROUPS = {  # of options, by the first of each in `RunOptions`
     "eval_fn": "Evaluation",
     "directory": "Records",
     "on_nonfinite": "Bad numbers",
+    "check_replicas_every": "Flipped bits",
 }
 _STEP = {"checks", "check_first_updates", "debug"}
 

@@ -104,7 +104,7 @@ class Attempt:
 
 
 def start(
-    directory: Path,
+    directory: Path | str,
     *,
     processes: int,
     moment: Moment | None = None,
@@ -113,7 +113,7 @@ def start(
     """Start a run; send it a signal at a moment, unless it ends before.
 
     Args:
-      directory: Of its checkpoints.
+      directory: Of its checkpoints: a folder, or a URL.
       processes: How many it has.
       moment: None to let it end.
       loop: Whose loop it is: `run`'s, or one's own in a `session`.
@@ -190,7 +190,7 @@ class _Told:
 
 
 def _start_group(
-    directory: Path, files: Sequence[IO[str]], loop: str
+    directory: Path | str, files: Sequence[IO[str]], loop: str
 ) -> list[subprocess.Popen]:
     """Start all processes: the first one's output is a pipe, all else goes to files."""
     processes = (len(files) + 1) // 2

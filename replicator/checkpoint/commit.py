@@ -115,8 +115,8 @@ def commit(
         return [dataclasses.astuple(file) for file in files]
 
     def finish() -> None:
-        files = [_file(*file) for own in written for file in own]
-        _require_shards(draft, state, files)
+        files = require_one_writer(draft, state.name, written)
+        _require_shards(state, files)
         done.append(_finish(draft, state, files, generation=generation, disk=disk))
         require_current()
         # A new owner between these two is not noticed: only `flock` prevents that.
@@ -163,6 +163,65 @@ def tidy(directory: Path, *, disk: Disk) -> list[str]:
     return done
 
 
+def metadata_files(draft: Draft, state: str) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the files that make the arrays those of zarr."""
+    yield f"{state}/{METADATA_NAME}", GROUP.encode()
+    paths = {str(number): leaf.path for number, leaf in enumerate(draft.leaves)}
+    for array in draft.plan.arrays:
+        path = paths.get(array.name)
+        attributes = {"path": path} if path is not None else {}
+        content = strict_json(array_metadata(array, attributes))
+        yield f"{state}/{array.name}/{METADATA_NAME}", content.encode()
+
+
+def make_manifest(
+    draft: Draft, state: str, files: Sequence[FileRecord], *, generation: int
+) -> Manifest:
+    """Return the manifest of a draft whose files are written."""
+    return Manifest(
+        step=draft.step,
+        generation=generation,
+        meta=draft.meta | (draft.late() if draft.late is not None else {}),
+        metrics=draft.metrics,
+        num_devices=draft.num_devices,
+        leaves=draft.leaves,
+        files=tuple(files),
+        state=state,
+        stored=draft.plan.leaves,
+        arrays=draft.plan.arrays,
+        writers=draft.plan.writers,
+    )
+
+
+def require_one_writer(
+    draft: Draft, state: str, written: Sequence[Sequence[Any]]
+) -> list[FileRecord]:
+    """Return the records of all shards, each of which one process has written.
+
+    Args:
+      draft: Draft that was written.
+      state: Folder of the arrays.
+      written: For each process, its records as tuples.
+
+    Raises:
+      CheckpointError: There is not one writer of each shard.
+    """
+    files = [_file(*file) for own in written for file in own]
+    wanted = {
+        f"{state}/{array.name}/{shard_name(index)}"
+        for array in draft.plan.arrays
+        for index, _ in cells(whole_box(array.shape), array.shard)
+    }
+    there = {file.path for file in files}
+    if wanted != there or len(files) != len(wanted):
+        odd = min(wanted ^ there, default="one that several wrote")
+        raise CheckpointError(
+            "`arrays` must be cut alike in all processes, got a shard that is not the "
+            f"only one of its place: {odd}. Save one global state in all of them."
+        )
+    return files
+
+
 def _make_folders(draft: Draft, directory: Path, *, disk: Disk) -> str:
     """Make the folders of a checkpoint; return the token in their names."""
     # Random: a writer that was replaced removes nothing of the new one's, and a file of
@@ -184,29 +243,16 @@ def _make_folders(draft: Draft, directory: Path, *, disk: Disk) -> str:
 def _finish(
     draft: Draft,
     state: Path,
-    files: Sequence[FileRecord],
+    files: list[FileRecord],
     *,
     generation: int,
     disk: Disk,
 ) -> Manifest:
     """Write what is not a shard, the manifest last, and make all names durable."""
-    metadata = [
-        _write_metadata(name, content, state, disk=disk)
-        for name, content in _metadata(draft)
-    ]
-    manifest = Manifest(
-        step=draft.step,
-        generation=generation,
-        meta=draft.meta | (draft.late() if draft.late is not None else {}),
-        metrics=draft.metrics,
-        num_devices=draft.num_devices,
-        leaves=draft.leaves,
-        files=(*metadata, *files),
-        state=state.name,
-        stored=draft.plan.leaves,
-        arrays=draft.plan.arrays,
-        writers=draft.plan.writers,
-    )
+    for name, content in metadata_files(draft, state.name):
+        disk.write_file(state.parent / name, content)
+        files.append(record_bytes(name, content))
+    manifest = make_manifest(draft, state.name, files, generation=generation)
     disk.write_file(state.parent / MANIFEST_NAME, encode(manifest))
     for folder in walk_directories(state.parent):
         disk.sync_directory(folder)
@@ -218,41 +264,14 @@ def _abandon(writing: Path, *, disk: Disk) -> None:
         disk.remove_tree(writing)
 
 
-def _metadata(draft: Draft) -> Iterator[tuple[str, str]]:
-    """Yield name and content of the files that make the arrays those of zarr."""
-    yield METADATA_NAME, GROUP
-    paths = {str(number): leaf.path for number, leaf in enumerate(draft.leaves)}
-    for array in draft.plan.arrays:
-        path = paths.get(array.name)
-        attributes = {"path": path} if path is not None else {}
-        content = strict_json(array_metadata(array, attributes))
-        yield f"{array.name}/{METADATA_NAME}", content
-
-
-def _write_metadata(name: str, content: str, state: Path, *, disk: Disk) -> FileRecord:
-    disk.write_file(state / name, content.encode())
-    return record_bytes(f"{state.name}/{name}", content.encode())
-
-
 def _file(path: str, size_bytes: int, crc32: int) -> FileRecord:
     return FileRecord(path=path, size_bytes=size_bytes, crc32=crc32)
 
 
-def _require_shards(draft: Draft, state: Path, files: Sequence[FileRecord]) -> None:
-    """Check that each shard was written by one process, and that its file is here."""
-    wanted = {
-        f"{state.name}/{array.name}/{shard_name(index)}"
-        for array in draft.plan.arrays
-        for index, _ in cells(whole_box(array.shape), array.shard)
-    }
-    written = {file.path: file.size_bytes for file in files}
-    if wanted != written.keys() or len(files) != len(wanted):
-        odd = min(wanted ^ written.keys(), default="one that several wrote")
-        raise CheckpointError(
-            "`arrays` must be cut alike in all processes, got a shard that is not the "
-            f"only one of its place: {odd}. Save one global state in all of them."
-        )
-    for path, size_bytes in written.items():
+def _require_shards(state: Path, files: Sequence[FileRecord]) -> None:
+    """Check that the shards of other processes are here."""
+    for each in files:
+        path, size_bytes = each.path, each.size_bytes
         file = state.parent / path
         if not file.exists() or file.stat().st_size != size_bytes:
             raise CheckpointError(

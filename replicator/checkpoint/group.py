@@ -15,13 +15,14 @@ from replicator.checkpoint.disk import Disk
 from replicator.distributed.agreement import Json, exchange
 from replicator.distributed.coordination import process_count, process_index
 from replicator.errors import (
+    BucketError,
     CheckpointError,
     CheckpointInUseError,
     CheckpointMismatchError,
     ReplicatorError,
 )
 
-_KNOWN = (CheckpointInUseError, CheckpointMismatchError)
+_KNOWN = (BucketError, CheckpointInUseError, CheckpointMismatchError)
 _numbers = itertools.count()
 
 

@@ -52,6 +52,41 @@ class Owner:
         return f"process {self.pid} on {self.host} since {self.started_at}"
 
 
+def new_owner(generation: int) -> Owner:
+    """Return this process as the owner of a generation, with a token of its own.
+
+    >>> new_owner(3).generation
+    3
+    """
+    return Owner(
+        generation=generation,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        started_at=datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
+        token=os.urandom(8).hex(),
+    )
+
+
+def encode_owner(owner: Owner) -> bytes:
+    """Return an owner as JSON.
+
+    >>> owner = new_owner(1)
+    >>> decode_owner(encode_owner(owner)) == owner
+    True
+    """
+    return (strict_json(dataclasses.asdict(owner)) + "\n").encode()
+
+
+def decode_owner(data: bytes) -> Owner | None:
+    """Return the owner that `encode_owner` wrote; None if that is unreadable.
+
+    >>> decode_owner(b"{")
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        return Owner(**json.loads(data))
+    return None
+
+
 class WriterLock:
     """The right to write to a directory, once `acquire` has returned.
 
@@ -66,8 +101,8 @@ class WriterLock:
       name: Stem of the lock's files in the directory.
 
     Attributes:
-      token: Token of this owner; empty until `acquire` has returned.
-      token_before: Token of the owner before it; empty if there was none.
+      tokens: Tokens of the owner before this one, empty if there was none, and of this
+        one, once `acquire` has returned.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, name: str = _NAME):
@@ -77,7 +112,7 @@ class WriterLock:
         self._disk = disk
         self._handle: int | None = None
         self._owner: Owner | None = None
-        self.token = self.token_before = ""
+        self.tokens = "", ""
 
     def acquire(self, *, above: int) -> int:
         """Become the owner, at once or not at all.
@@ -96,23 +131,15 @@ class WriterLock:
             # The file is never deleted: a lock without a name shuts out no one.
             self._lock(handle)
             last = self._read_owner()
-            owner = Owner(
-                generation=1 + max(above, last.generation if last else 0),
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                started_at=datetime.datetime.now()
-                .astimezone()
-                .isoformat(" ", "seconds"),
-                token=os.urandom(8).hex(),
-            )
-            record = strict_json(dataclasses.asdict(owner)) + "\n"
+            owner = new_owner(1 + max(above, last.generation if last else 0))
             # Dying before this leaves the last owner's record, and a lock that is free.
-            self._disk.replace_file(self._owner_path, record.encode())
+            self._disk.replace_file(self._owner_path, encode_owner(owner))
         except BaseException:
             os.close(handle)
             raise
         self._handle, self._owner = handle, owner
-        self.token, self.token_before = owner.token, last.token if last else ""
+        self.tokens = last.token if last else "", owner.token
+        _HELD.add(self)
         register_fork_drop(self)  # a forked input worker holds none when we are killed
         return owner.generation
 
@@ -136,6 +163,7 @@ class WriterLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+            _HELD.discard(self)
 
     def drop_after_fork(self) -> None:
         """Hold nothing in a forked child; the parent still does."""
@@ -169,6 +197,11 @@ class WriterLock:
             )
 
     def _read_owner(self) -> Owner | None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Owner(**json.loads(self._owner_path.read_bytes()))
+        with contextlib.suppress(OSError):
+            return decode_owner(self._owner_path.read_bytes())
         return None
+
+
+# Also of stores that were forgotten without being closed, which are never collected
+# then: a forked child drops only what it can find.
+_HELD: set[WriterLock] = set()

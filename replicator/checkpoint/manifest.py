@@ -152,13 +152,27 @@ def read_manifest(checkpoint: Path) -> Manifest:
       CheckpointMismatchError: It is of a newer format.
     """
     path = checkpoint / MANIFEST_NAME
+    return decode_at(path, path.read_bytes)
+
+
+def decode_at(place: object, read: Callable[[], bytes]) -> Manifest:
+    """Read a manifest whose place stands in errors.
+
+    >>> decode_at("a/manifest.json", lambda: b"{}")
+    Traceback (most recent call last):
+    replicator.errors.CheckpointError: `a/manifest.json` must be the manifest of ...
+
+    Raises:
+      CheckpointError: There is none, or it is damaged.
+      CheckpointMismatchError: It is of a newer format.
+    """
     try:
-        return decode(path.read_bytes())
+        return decode(read())
     except CheckpointMismatchError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:
         raise CheckpointError(
-            f"`{path}` must be the manifest of a checkpoint, got {failure}. "
+            f"`{place}` must be the manifest of a checkpoint, got {failure}. "
             "Restore an earlier step."
         ) from failure
 
@@ -183,8 +197,16 @@ def verify_names(checkpoint: Path, manifest: Manifest) -> None:
     _require_undamaged(
         checkpoint,
         manifest,
-        is_read=lambda path: manifest.format == 1 or path.endswith(".json"),
+        is_read=lambda path: is_metadata(manifest, path),
     )
+
+
+def is_metadata(manifest: Manifest, path: str) -> bool:
+    """Return whether a file's checksum is compared before the arrays are read.
+
+    TensorStore verifies the checksums of the shards that it reads.
+    """
+    return manifest.format == 1 or path.endswith(".json")
 
 
 def _require_undamaged(

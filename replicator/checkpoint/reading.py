@@ -6,20 +6,17 @@ Needs no lock: a checkpoint is whole from the moment it has its name.
 import dataclasses
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from replicator.base.types import PyTree
-from replicator.checkpoint.commit import checkpoint_path, list_steps
+from replicator.checkpoint.directories.named import Directory
 from replicator.checkpoint.group import Group
-from replicator.checkpoint.lock import LOCK_NAME
-from replicator.checkpoint.manifest import Manifest, read_manifest, verify_names
-from replicator.checkpoint.pieces.arrays import file_kvstore
+from replicator.checkpoint.manifest import Manifest
 from replicator.checkpoint.pieces.format1 import OrbaxState
 from replicator.checkpoint.pieces.stored_state import ShardedState, StoredState
 from replicator.checkpoint.placement import RestoredState, place_like, read_nested
 from replicator.checkpoint.snapshot import OWN
-from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator.errors import BucketError, CheckpointError, CheckpointMismatchError
 
 _log = logging.getLogger(__name__)
 
@@ -77,56 +74,20 @@ class Wanted:
     shardings: PyTree = None
 
 
-def is_checkpoint_directory(directory: Path) -> bool:
-    """Return whether a store was ever opened here.
-
-    >>> is_checkpoint_directory(Path("."))
-    False
-    """
-    return (directory / LOCK_NAME).exists() or bool(list_steps(directory))
-
-
-def is_taken(directory: Path) -> bool:
-    """Return whether checkpoints were saved here.
-
-    >>> is_taken(Path("."))
-    False
-
-    Raises:
-      CheckpointError: The directory holds other things.
-    """
-    if is_checkpoint_directory(directory):
-        return True
-    names = (path.name for path in directory.iterdir())
-    if foreign := sorted(name for name in names if not name.startswith(".")):
-        raise CheckpointError(
-            f"A directory of checkpoints must hold nothing else, got {directory} with "
-            f"`{foreign[0]}` in it. Save to a directory of its own."
-        )
-    return False
-
-
-def _require_checkpoint_directory(directory: Path) -> None:
-    if not directory.is_dir() or not is_checkpoint_directory(directory):
-        what = "has no checkpoint" if directory.is_dir() else "is not a directory"
-        raise CheckpointError(
-            f"`directory` must be one that checkpoints were saved to, got {directory}, "
-            f"which {what}. Check the path."
-        )
-
-
-def scan(directory: Path) -> ScannedDirectory:
+def scan(directory: Directory) -> ScannedDirectory:
     """List the checkpoints of a directory.
 
     Raises:
       CheckpointError: It is not a directory of checkpoints.
       CheckpointMismatchError: A newer version wrote to it.
     """
-    _require_checkpoint_directory(directory)
+    directory.require_checkpoints()
     manifests, damaged = [], {}
-    for step in list_steps(directory):
+    for step in directory.steps():
         try:
-            manifests.append(read_manifest(checkpoint_path(directory, step)))
+            manifests.append(directory.read_manifest(step))
+        except BucketError:
+            raise
         except CheckpointError as failure:
             damaged[step] = failure
     # A run that started anew writes low steps after high ones: order by generation.
@@ -134,7 +95,9 @@ def scan(directory: Path) -> ScannedDirectory:
     return ScannedDirectory(manifests=tuple(manifests), damaged=damaged)
 
 
-def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | None:
+def restore_newest(
+    directory: Directory, wanted: Wanted, group: Group
+) -> Restored | None:
     """Read in all processes the newest checkpoint that none of them finds damaged.
 
     Returns:
@@ -162,6 +125,8 @@ def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | 
             failure = error
         try:
             group.require_all("restored", failure)
+        except BucketError:  # not damaged: an older one would lose steps
+            raise
         except CheckpointError as error:
             _log.error("%s The one before it is tried.", error)
             damaged[step] = str(error)
@@ -177,7 +142,7 @@ def restore_newest(directory: Path, wanted: Wanted, group: Group) -> Restored | 
     return None
 
 
-def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
+def restore_step(directory: Directory, step: int, wanted: Wanted) -> Restored:
     """Read the checkpoint of one step.
 
     Raises:
@@ -185,18 +150,17 @@ def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
       CheckpointMismatchError: The checkpoint holds another state than `wanted.like`.
     """
     # No other manifest is read: a newer version may have written it.
-    _require_checkpoint_directory(directory)
-    steps = list_steps(directory)
+    directory.require_checkpoints()
+    steps = directory.steps()
     if step not in steps:
         there = ", ".join(map(str, steps)) or "none"
         raise CheckpointError(
             f"`step` must be one that was saved, got {step} (there: {there}). "
             "Leave it out for the newest."
         )
-    checkpoint = checkpoint_path(directory, step)
-    manifest = read_manifest(checkpoint)
-    verify_names(checkpoint, manifest)
-    with file_kvstore(checkpoint / manifest.state) as kvstore:
+    manifest = directory.read_manifest(step)
+    directory.verify_names(manifest)
+    with directory.kvstore(manifest) as kvstore:
         stored = OrbaxState if manifest.format == 1 else ShardedState
         return as_restored(manifest, stored(manifest, kvstore), wanted)
 

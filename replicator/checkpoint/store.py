@@ -8,18 +8,18 @@ thread, `retention` chooses what stays, `lock` shuts others out, `reading` resto
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 from typing import Self
 
 from replicator.base.host.clock import Clock, SystemClock
-from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
-from replicator.checkpoint import commit as commits
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
-from replicator.checkpoint.copies.copies import MemoryCopies, require_keeper
+from replicator.checkpoint.buckets.retries import LIMIT_S
+from replicator.checkpoint.copies.copies import MemoryCopies
+from replicator.checkpoint.directories.named import checked_directory, open_directory
 from replicator.checkpoint.disk import Disk
-from replicator.checkpoint.group import Group, require_shared
-from replicator.checkpoint.lock import WriterLock
+from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest
 from replicator.checkpoint.pieces.copy_place import (
     COPY_PLACES,
@@ -73,13 +73,13 @@ class CheckpointStore:
         `"device"`, or leaf by leaf the `"host"`, where a device has no room for one.
       together: Whether all processes of the program save and restore together; by
         default, if there are several. If not, each needs a directory of its own.
-      copies: Whether `copy_nowait` copies to launchers, and `restore` reads there.
+      copies: Whether to copy to launchers, too; `restore` reads the newest of both.
 
     Attributes:
-      copies: The copies in launchers, while it is open; None for none.
+      copies: The copies in launchers, while the store is open; None for none.
 
     Raises:
-      ArgumentError: A number is out of range, or there is no launcher for `copies`.
+      ArgumentError: A number is out of range.
     """
 
     def __init__(
@@ -98,15 +98,14 @@ class CheckpointStore:
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
         check_word("copy", copy, COPY_PLACES)
         self._copy: CopyPlace = copy
-        if copies:
-            require_keeper()
-        self._directory = checked_path("directory", directory)
+        checked = checked_directory("directory", directory)
+        # A save makes many requests; no single one may take all of the time.
+        limit_s = min(timeout_s / 5, LIMIT_S)
+        self._directory = open_directory(checked, disk, limit_s=limit_s)
         self._retention = retention or Retention()
-        self._disk = disk or Disk()
         self._clock = clock or SystemClock()
         self._failures_allowed = failures_allowed
         self._timeout_s = timeout_s
-        self._lock = WriterLock(self._directory, self._disk)
         self._group = Group(together=together, timeout_s=timeout_s)
         self._generation = 0
         self._kept: tuple[Saved, ...] = ()
@@ -119,30 +118,30 @@ class CheckpointStore:
         """Become the only writer of the directory, and remove leftovers of the last.
 
         Raises:
+          ArgumentError: There is no launcher for `copies`.
           CheckpointError: It cannot be written to, holds something else, or is not one
             that all processes see.
           CheckpointInUseError: Another run writes to it.
         """
         if self._saver is not None:
             return self
-        lines = self._group.lead("open", self._take_over)
+        tokens = self._group.lead("open", self._take_over)
         try:
-            require_shared(self._directory, self._group, self._disk)
+            self._directory.require_shared(self._group)
             if self._has_copies:
                 self.copies = MemoryCopies(
                     self._group,
-                    run=str(self._directory.absolute()),
+                    run=str(self._directory),
+                    make_draft=self._draft,
                     clock=self._clock,
                     timeout_s=self._timeout_s,
                 )
-                self.copies.take_over(*lines, generation=self._generation)
+                self.copies.take_over(*tokens, generation=self._generation)
         except BaseException:
-            self._lock.release()
+            self._directory.release()
             raise
         self._saver = BackgroundSaver(
-            self._commit,
-            clock=self._clock,
-            timeout_s=self._timeout_s,
+            self._commit, clock=self._clock, timeout_s=self._timeout_s
         )
         return self
 
@@ -192,24 +191,6 @@ class CheckpointStore:
         saver.wait()
         saver.raise_if_failed(in_a_row=1)
 
-    def copy_nowait(self, snapshot: Snapshot) -> bool:
-        """Begin to copy a state to the launchers; return when it may be donated.
-
-        Returns:
-          Whether it was begun: not while a process is busy with the one before. A copy
-          that fails is logged, and training goes on.
-
-        Raises:
-          ArgumentError: The store has no `copies`, or a launcher has no room for them.
-        """
-        self._require_open()
-        if self.copies is None:
-            raise ArgumentError(
-                "`copies` must be True to copy a state, got False. Pass `copies=True`."
-            )
-        own = plain_json(snapshot.own, "own")
-        return self.copies.start(own, lambda all_own: self._draft(snapshot, all_own))
-
     def wait(self) -> None:
         """Wait until no save runs, whether it succeeded or not.
 
@@ -232,7 +213,7 @@ class CheckpointStore:
             self._saver.close()
             self._saver = None
             self._writer.close()
-            self._lock.release()
+            self._directory.release()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -331,35 +312,34 @@ class CheckpointStore:
         return tuple(self._group.lead("discard", lambda: self._discard_after(step)))
 
     def _discard_after(self, step: int) -> list[int]:
-        self._lock.require_current()
-        later = [found for found in commits.list_steps(self._directory) if found > step]
+        self._directory.require_current()
+        later = [found for found in self._directory.steps() if found > step]
         try:
             # The highest first: a crash in between leaves a run that got less far.
             for found in reversed(later):
-                commits.delete(self._directory, found, disk=self._disk)
+                self._directory.delete(found)
         except OSError as failure:
             raise self._unwritable(failure) from failure
         self._kept = tuple(saved for saved in self._kept if saved.step <= step)
         return later
 
-    def _take_over(self) -> list[str]:
+    def _take_over(self) -> Sequence[str]:
         try:
-            self._disk.make_directories(self._directory)
             manifests = ()
-            if reading.is_taken(self._directory):
+            if self._directory.make():
                 manifests = reading.scan(self._directory).manifests
             newest = max((manifest.generation for manifest in manifests), default=0)
-            self._generation = self._lock.acquire(above=newest)
-            left = commits.tidy(self._directory, disk=self._disk)
+            self._generation = self._directory.acquire(above=newest)
+            left = self._directory.tidy(generation=self._generation)
             if left:
                 manifests = reading.scan(self._directory).manifests
         except OSError as failure:
-            self._lock.release()
+            self._directory.release()
             raise self._unwritable(failure) from failure
         if left:
             _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
-        return [self._lock.token_before, self._lock.token]
+        return self._directory.tokens
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         draft = start_copy(
@@ -375,14 +355,11 @@ class CheckpointStore:
     def _commit(self, draft: Draft) -> None:
         """Runs on the saver's thread."""
         with lack_of_memory_explained():  # a copy on a device may fail late
-            manifest = commits.commit(
+            manifest = self._directory.commit(
                 draft,
-                self._directory,
                 group=self._group,
                 writer=self._writer,
                 generation=self._generation,
-                disk=self._disk,
-                require_current=self._lock.require_current,
             )
         if manifest is not None:
             self._retain(manifest)
@@ -391,13 +368,13 @@ class CheckpointStore:
         self._kept, gone = self._retention.decide(self._kept, self._as_saved(manifest))
         for step in gone:
             try:
-                commits.delete(self._directory, step, disk=self._disk)
-            except OSError as failure:
+                self._directory.delete(step)
+            except (OSError, CheckpointError) as failure:
                 _log.warning("Step %d could not be deleted: %r", step, failure)
 
     def _set_aside(self, damaged: tuple[int, ...]) -> None:
         for step in damaged:
-            aside = commits.set_damaged_aside(self._directory, step, disk=self._disk)
+            aside = self._directory.set_damaged_aside(step)
             _log.warning("The damaged step %d is kept as %s.", step, aside)
         self._kept = tuple(saved for saved in self._kept if saved.step not in damaged)
 

@@ -4,23 +4,25 @@ import argparse
 import dataclasses
 import datetime
 import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from replicator.base.host.paths import expanded
 from replicator.base.out_of_memory import readable
 from replicator.checkpoint import reading
-from replicator.checkpoint.commit import checkpoint_path
-from replicator.checkpoint.manifest import MANIFEST_NAME, Manifest, verify
+from replicator.checkpoint.directories.named import (
+    Directory,
+    checked_directory,
+    open_directory,
+)
+from replicator.checkpoint.manifest import Manifest
 from replicator.cli.tables import make_console, print_table
 from replicator.errors import CheckpointError
 
 SUMMARY = "List the checkpoints of a directory, and verify them"
 
 _EPILOG = """\
-`saved` is the time of the file that makes it a checkpoint; `writers` the processes that
-wrote it. Without --verify only these files are read. Exit code 1 if one is damaged.
+`saved` is the time of its manifest, the file that makes it a checkpoint (not known in
+a bucket), `writers` the number of processes that wrote it. Without --verify only
+manifests are read. Exit code 1 if one is damaged.
 """
 
 
@@ -29,9 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument(
         "directory",
-        type=expanded,
         metavar="DIR",
-        help="what `run(checkpoint_dir=...)` got",
+        help="what `run(checkpoint_dir=...)` got, or the URL of a bucket",
     )
     parser.add_argument(
         "--verify", action="store_true", help="read all of each, and compare"
@@ -47,8 +48,8 @@ class ListedCheckpoint:
 
     Attributes:
       step: Updates made.
-      saved: Time of its manifest, in UTC by ISO 8601.
-      size_bytes: Size of its arrays on the disk.
+      saved: Time of its manifest, in UTC by ISO 8601; None in a bucket.
+      size_bytes: Size of all its files but the manifest.
       leaves: Number of leaves of the state.
       writers: Number of processes that wrote it.
       format: Number of its format.
@@ -74,17 +75,17 @@ def main(arguments: argparse.Namespace) -> int:
     Raises:
       CheckpointError: It is not a directory of checkpoints.
     """
-    listed = list_checkpoints(arguments.directory, verified=arguments.verify)
+    directory = open_directory(checked_directory("DIR", arguments.directory))
+    listed = list_checkpoints(directory, verified=arguments.verify)
     if arguments.json:
         rows = [dataclasses.asdict(each) for each in listed]
-        place = os.fspath(arguments.directory)
-        print(json.dumps({"directory": place, "checkpoints": rows}))
+        print(json.dumps({"directory": str(directory), "checkpoints": rows}))
     else:
         _print_table(listed)
     return 1 if any(each.damage for each in listed) else 0
 
 
-def list_checkpoints(directory: Path, *, verified: bool) -> list[ListedCheckpoint]:
+def list_checkpoints(directory: Directory, *, verified: bool) -> list[ListedCheckpoint]:
     """Return what a directory holds, in the order of saves; damaged manifests last.
 
     Args:
@@ -103,21 +104,23 @@ def list_checkpoints(directory: Path, *, verified: bool) -> list[ListedCheckpoin
     return [*listed, *damaged]
 
 
-def _listed(directory: Path, manifest: Manifest, *, verified: bool) -> ListedCheckpoint:
-    checkpoint = checkpoint_path(directory, manifest.step)
-    damage = None
+def _listed(
+    directory: Directory, manifest: Manifest, *, verified: bool
+) -> ListedCheckpoint:
+    damage, saved = None, None
     if verified:
         try:
-            verify(checkpoint, manifest)
+            directory.verify(manifest)
         except CheckpointError as failure:
             damage = str(failure)
+    if (saved_s := directory.saved_at_s(manifest.step)) is not None:
+        time = datetime.datetime.fromtimestamp(saved_s, datetime.UTC)
+        saved = time.isoformat(timespec="seconds")
     strategy = manifest.meta.get("strategy")
-    saved_s = (checkpoint / MANIFEST_NAME).stat().st_mtime
-    saved = datetime.datetime.fromtimestamp(saved_s, datetime.UTC)
     whole = "whole" if verified else "there"
     return ListedCheckpoint(
         step=manifest.step,
-        saved=saved.isoformat(timespec="seconds"),
+        saved=saved,
         size_bytes=sum(file.size_bytes for file in manifest.files),
         leaves=len(manifest.leaves),
         writers=manifest.writers,

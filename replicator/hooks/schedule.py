@@ -68,6 +68,21 @@ def every(*, n_steps: int | None = None, seconds: float | None = None) -> Every:
     return Every(n_steps, seconds)
 
 
+def as_schedule(name: str, when: int | Every) -> Every:
+    """Return the schedule that the argument `name` stands for.
+
+    >>> as_schedule("eval_every", 100)
+    Every(n_steps=100, seconds=None)
+
+    Raises:
+      ArgumentError: It is a number below 1, or no schedule.
+    """
+    if isinstance(when, Every):
+        return when
+    check_count(name, when)
+    return every(n_steps=when)
+
+
 class Trigger:
     """Drives a schedule: keeps its state between events."""
 

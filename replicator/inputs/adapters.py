@@ -168,6 +168,29 @@ def check_read_anew(
         )
 
 
+def check_datasets(name: str, given: Dataset | Mapping[str, Dataset]) -> None:
+    """Check one finite dataset that is read again and again, or several by names.
+
+    >>> check_datasets("eval_dataset", {"val": [{"x": 1.0}]})
+
+    Raises:
+      ArgumentError: One ends never, or cannot be read again; or a name is not one.
+    """
+    if not isinstance(given, Mapping):
+        check_read_anew(name, given)
+        ending(name, given)
+        return
+    named = all(isinstance(key, str) and key and "/" not in key for key in given)
+    if not (given and named):
+        raise ArgumentError(
+            f"`{name}` must name each of several datasets by a string without "
+            f'`/`, got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
+        )
+    for key, dataset in given.items():
+        check_read_anew(f"{name}[{key!r}]", dataset)
+        ending(f"{name}[{key!r}]", dataset)
+
+
 def ending(name: str, dataset: Dataset, *, adapters: Sequence[Adapter] = ()) -> Dataset:
     """Return a dataset that is to be read to its end; refuse one known to have none.
 

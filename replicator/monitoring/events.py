@@ -64,7 +64,7 @@ class EventLog:
         Args:
           kind: started, resumed, compiled, recompiled, saved, save_failed,
             save_left_out, evaluated, preempted, rolled_back, skipped, spike, hung,
-            straggler, profiled, phases, ended, or any other kind of event.
+            unwatched, straggler, profiled, phases, ended, or any other kind of event.
           **fields: Details of the event, `step` where there is one; see `strict_json`
             for what JSON cannot hold. None is left out.
 

@@ -24,6 +24,7 @@ from replicator.inputs.position import Position, position_from_json
 from replicator.monitoring.result_json import result_as_json, result_from_json
 from replicator.monitoring.run_record import describe_dataset, versions
 from replicator.training.evaluate_hook import EvaluateEvery
+from replicator.training.replica_check import ReplicaCheck
 from replicator.training.run_spec import RunSpec
 from replicator.writers.writer import named_numbers
 
@@ -77,6 +78,7 @@ class SaveCheckpoints(Hook):
       reports: The run's own hooks, in this process.
       hooks: Hooks whose states are the same in all processes.
       evaluation: The run's evaluation; None for none.
+      comparison: Comparison of copies before each save; None for none.
     """
 
     phase = "save"
@@ -90,12 +92,13 @@ class SaveCheckpoints(Hook):
         reports: Sequence[Hook],
         hooks: Sequence[Hook],
         evaluation: EvaluateEvery | None,
+        comparison: ReplicaCheck | None = None,
     ) -> None:
         assert spec.checkpointing is not None
         self._store = store
         self._trigger = spec.checkpointing.when.trigger()
-        copies = spec.checkpointing.copies
-        self._copy_trigger = None if copies is None else copies.trigger()
+        copies = spec.checkpointing.copies or spec.checkpointing.when
+        self._copy_trigger = copies.trigger()  # pulled only where copies are made
         self._safe_step = 0  # the last that was reported
         # Held while hooks flush: the threads that save and that copy may both ask.
         self._flushing = threading.Lock()
@@ -105,6 +108,7 @@ class SaveCheckpoints(Hook):
         self._ranks_by = spec.checkpointing.retention.metric
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
+        self._comparison = comparison
         self._about = {"began": resumed.began._asdict(), **_settings(spec)}
         self._log = spec.log_once
         self._logged = store.counts
@@ -119,10 +123,10 @@ class SaveCheckpoints(Hook):
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
         self._log_outcome(event.step)
-        copies = self._copy_trigger
-        if copies is not None and copies.pulled(event) and event.goes_on():
+        copies = self._store.copies
+        if copies and self._copy_trigger.pulled(event) and event.goes_on():
             event.show_metrics()  # first, as below
-            self._store.copy_nowait(self._snapshot(event))
+            copies.save_nowait(self._snapshot(event))
         # After the last step `on_end` saves, with what hooks do at the end.
         if self._trigger.pulled(event) and event.goes_on():
             # Shown first, so that bad numbers raise before they are saved; and metrics
@@ -167,6 +171,8 @@ class SaveCheckpoints(Hook):
         return self._store.counts.last_step == event.step
 
     def _snapshot(self, event: StateEvent) -> Snapshot:
+        if self._comparison is not None:
+            self._comparison.check(event)
         position = event.position or Position()
         return Snapshot(
             step=event.step,

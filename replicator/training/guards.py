@@ -12,6 +12,7 @@ from replicator.errors import ArgumentError, Preempted
 from replicator.inputs.adapters import check_read_anew
 from replicator.training.preemption.preemption import Preemption
 from replicator.training.preemption.stop_agreement import StopAgreement
+from replicator.training.replica_check import require_copies
 from replicator.training.run_spec import RunSpec
 from replicator.training.watchdog import Watchdog
 
@@ -20,35 +21,44 @@ def require_possible(spec: RunSpec) -> None:
     """Refuse a run that could not be saved or go back, before anything is open.
 
     Raises:
-      ArgumentError: It could not be saved, or could not go back.
+      ArgumentError: It could not be saved, could not go back, or has no copies of its
+        state to compare.
       DistributedError: It is not the same in all processes.
     """
     _require_way_back(spec)
+    require_copies(spec)
     if spec.checkpointing is not None:
         describe_leaves(spec.first.shapes)
     _require_same(spec)
 
 
 def _require_way_back(spec: RunSpec) -> None:
-    if not spec.recovery.policy.goes_back:
+    policy = spec.recovery.policy
+    if not policy.goes_back:
         return
-    by_nonfinite = spec.recovery.policy.on_nonfinite == "rollback"
+    option, other = next(
+        names
+        for action, names in (
+            (policy.on_nonfinite, ("on_nonfinite", 'on_nonfinite="skip"')),
+            (policy.on_spike, ("spikes", 'Spikes(action="log")')),
+            (policy.on_mismatch, ("on_mismatch", 'on_mismatch="raise"')),
+        )
+        if action == "rollback"
+    )
     if spec.checkpointing is None:
-        other = 'on_nonfinite="skip"' if by_nonfinite else 'Spikes(action="log")'
         raise ArgumentError(
             "`checkpoint_dir` must be given to go back to a checkpoint, got None. "
             f"Pass it, or choose `{other}`."
         )
     if spec.dataset is None or spec.step is None:
-        other = "on_nonfinite" if by_nonfinite else "spikes"
         raise ArgumentError(
             "`step_fn` and `dataset` must be given to go back to a checkpoint, got "
-            f"None. Pass both, or leave `{other}` out."
+            f"None. Pass both, or leave `{option}` out."
         )
     check_read_anew(
         "dataset",
         spec.dataset,
-        why="on_nonfinite='rollback'",
+        why=option if option == "spikes" else f"{option}='rollback'",
         adapters=spec.reading.adapters,
     )
 
@@ -60,9 +70,9 @@ def _require_same(spec: RunSpec) -> None:
         name: each for name, each in spec.arguments.items() if isinstance(each, plain)
     }
     saved = spec.checkpointing and str(spec.checkpointing.when)
-    require_same_arguments(
-        spec.mesh, {"seed": spec.seed, "checkpoint_every": saved} | options
-    )
+    compared = spec.replica_checks and str(spec.replica_checks)
+    options |= {"checkpoint_every": saved, "check_replicas_every": compared}
+    require_same_arguments(spec.mesh, {"seed": spec.seed} | options)
 
 
 @contextmanager

@@ -83,6 +83,8 @@ class Loop:
       agreed_time: Clock shared by all processes, for hooks that are due by time.
       report_bad: Called with each NaN or infinity among the metrics; None checks none.
       show_state: Returns the state after a step as hooks and the result see it.
+      damage: `damage(state, before, step)` returns another state after the updates from
+        `before` to `step`, for tests of faults; None leaves states alone.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class Loop:
         agreed_time: AgreedTime | None = None,
         report_bad: Callable[[BadNumber], None] | None = None,
         show_state: Callable[[PyTree, int], PyTree] = lambda state, step: whole(state),
+        damage: Callable[[PyTree, int, int], PyTree] | None = None,
     ):
         self.state = state
         self.in_turn = False
         self._show_state = show_state
+        self._damage = damage
         self.step = plan.start_step
         self.metrics: PyTree = None  # of the last call, never read here
         self._plan = plan
@@ -240,6 +244,8 @@ class Loop:
             check_names(metrics)
         self.state, self.metrics, self.in_turn = state, metrics, False
         self.step += steps
+        if self._damage is not None:
+            self.state = self._damage(state, self.step - steps, self.step)
         self._not_yet = set()
         self._examples += examples
         progress = self._measure(stall_s)

@@ -39,6 +39,7 @@ from replicator.training.evaluate_hook import (
 from replicator.training.loop import Loop, LoopResult, Step
 from replicator.training.preemption.agreed_time import AgreedTime
 from replicator.training.preemption.preemption import LeaveSaved, Preemption
+from replicator.training.replica_check import first_comparison
 from replicator.training.reports.records import Reports, open_reports
 from replicator.training.run_spec import RunSpec
 
@@ -121,16 +122,14 @@ def open_run(
         resumed = find_start(spec, store)
     require_same_state(spec.mesh, resumed.state)
     start_step = resumed.start_step
-    if not went_back and (spec.plan.steps is None or start_step < spec.plan.steps):
-        _try_evaluation(spec, resumed.state.user)
+    if not went_back:
+        _try_evaluation(spec, resumed)
+    comparison = first_comparison(spec, resumed.state, step=start_step)
     reports = open_reports(spec, resumed)
     closers += [hook.close for hook in [*reports.hooks, *reports.after]]
     evaluation = _evaluation(spec, reports, preemption)
-    saved_hooks = [
-        spec.recovery,
-        *([evaluation] if evaluation is not None else ()),
-        *(HookOfUser(hook) for hook in spec.hooks),
-    ]
+    wanted = (spec.recovery, evaluation, *map(HookOfUser, spec.hooks), comparison)
+    saved_hooks = [hook for hook in wanted if hook is not None]
     load_hooks(reports.hooks, resumed.reports)
     load_hooks(saved_hooks, resumed.hooks)
     if went_back and not resumed.hooks:
@@ -145,6 +144,7 @@ def open_run(
             reports=reports.hooks,
             hooks=saved_hooks,
             evaluation=evaluation,
+            comparison=comparison,
         )
         if preemption is not None:
             leaving = LeaveSaved(spec, preemption, saving, first_step=start_step)
@@ -162,6 +162,7 @@ def open_run(
         cut_at=resumed.position if resumed.was_cut else None,
         agreed_time=AgreedTime() if spec.together else None,
         show_state=_shown(spec, resumed),
+        damage=_damage(spec.hooks),
     )
     closers.append(loop.close)
     opened = Opened(
@@ -186,7 +187,7 @@ def hooks_in_order(
     1. Reports: compilations, the display, the metrics, before anything ends the run.
     2. Recovery runs next, so later hooks never see a step that is rolled back.
     3. Evaluation: its numbers are there for the user's hooks, and for ranking.
-    4. The user's hooks.
+    4. The user's hooks; behind them copies of the state are compared.
     5. Saving: the states of all hooks before it are those after this step.
     6. Stopping: after the agreed last step the run is saved, or ends.
     7. The profiler and the journal of phases, which measure all hooks before them.
@@ -201,13 +202,14 @@ def hooks_in_order(
     return [*reports.hooks, *saved_hooks, *ends, *reports.after]
 
 
-def _try_evaluation(spec: RunSpec, user: PyTree) -> None:
+def _try_evaluation(spec: RunSpec, resumed: Resumed) -> None:
     """Evaluate the first batch alone, to show errors before hours of steps."""
-    if (wanted := spec.evaluating) is None:
+    has_ended = spec.plan.steps is not None and resumed.start_step >= spec.plan.steps
+    if (wanted := spec.evaluating) is None or has_ended:
         return
     with spec.phases.during("evaluate"):
         one = InputOptions(steps=1)
-        metrics = wanted.evaluate(spec.evaluation_of, user, inputs=one)
+        metrics = wanted.evaluate(spec.evaluation_of, resumed.state.user, inputs=one)
     if wanted.follow is not None:
         followed_number(metrics, wanted.follow.metric)
 
@@ -274,6 +276,12 @@ def _loop_state(step: Step | None, state: RunState) -> PyTree:
         return state.user
     # A debug step takes it as it is.
     return FlatTree.of(state) if isinstance(step, CompiledStep) else state
+
+
+def _damage(hooks: Sequence[Hook]) -> Callable[..., PyTree] | None:
+    # A hook may damage the state on purpose (`testing/faults`).
+    found = (getattr(hook, "damage_state", None) for hook in hooks)
+    return next(filter(None, found), None)
 
 
 def _shown(spec: RunSpec, resumed: Resumed) -> Callable[[PyTree, int], PyTree]:

@@ -17,6 +17,7 @@ import numpy as np
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.copies.copies import require_keeper
+from replicator.checkpoint.directories.named import checked_directory
 from replicator.checkpoint.pieces.copy_place import COPY_PLACES, CopyPlace
 from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
@@ -29,12 +30,12 @@ from replicator.errors import (
     check_word,
 )
 from replicator.hooks.protocol import Hook
-from replicator.hooks.schedule import Every, every
-from replicator.inputs.adapters import check_read_anew, ending
+from replicator.hooks.schedule import Every, as_schedule
+from replicator.inputs.adapters import check_datasets
 from replicator.inputs.options import InputOptions
 from replicator.training.best_metric import Follow
 from replicator.training.node import ProgramNode
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
@@ -73,7 +74,8 @@ class RunOptions:
       node: `lp.context.get_context()` in a node of a program: the run stops, saved,
         when the program stops, and a run that hangs fails its node.
       checkpoint_dir: Checkpoints: directory where the whole run is saved, and where it
-        resumes from without being asked, bit for bit; one directory per run.
+        resumes from without being asked, bit for bit; one directory per run. In a
+        bucket: "gs://bucket/path" or "s3://bucket/path".
       checkpoint_every: Steps between saves, or a schedule such as
         `options.every(seconds=600)`.
       retention: Rule for checkpoints to keep; the last three by default.
@@ -105,6 +107,11 @@ class RunOptions:
         goes back to the last good checkpoint and leaves the batch out; `"ignore"` goes
         on.
       spikes: Metric to watch for sudden leaps, and the action on one.
+      check_replicas_every: Flipped bits: steps, or a schedule, between comparisons of
+        the copies that devices hold of each leaf; also made before each save, at the
+        end and behind each restore. None compares nothing.
+      on_mismatch: Action on copies that differ: `"raise"` ends the run, `"rollback"`
+        goes back to the last checkpoint.
     """
 
     steps: int | None = None
@@ -142,6 +149,8 @@ class RunOptions:
 
     on_nonfinite: OnNonfinite | None = None
     spikes: Spikes | None = None
+    check_replicas_every: int | Every | None = None
+    on_mismatch: OnMismatch = "raise"
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -205,14 +214,14 @@ class Checkpointing:
     """Options of a run's checkpoints.
 
     Attributes:
-      directory: Directory of the checkpoints of this run and of no other.
+      directory: Directory of the checkpoints of this run and of no other, or its URL.
       when: Schedule of saves; the last step is saved, too.
       retention: Rule for checkpoints to keep.
       copy: Place of the copy that a save makes of the state.
       copies: Schedule of copies in the memory of launchers; None for none.
     """
 
-    directory: Path
+    directory: Path | str
     when: Every
     retention: Retention
     copy: CopyPlace = "device"
@@ -230,10 +239,11 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
     Raises:
       ArgumentError: An option is of a wrong kind, or given without a directory.
     """
-    directory, retention = options.checkpoint_dir, options.retention
+    directory, copied = options.checkpoint_dir, options.memory_copy_every
+    retention = options.retention
     check_kind("retention", retention, Retention)
     check_word("checkpoint_copy", options.checkpoint_copy, COPY_PLACES)
-    given = {"retention": retention, "memory_copy_every": options.memory_copy_every}
+    given = {"retention": retention, "memory_copy_every": copied}
     if directory is None:
         for name in (name for name, value in given.items() if value is not None):
             raise ArgumentError(
@@ -241,16 +251,14 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
                 f"leave `{name}` out."
             )
         return None
-    copies = None
-    if options.memory_copy_every is not None:
-        copies = _as_schedule("memory_copy_every", options.memory_copy_every)
+    if copied is not None:
         require_keeper()
     return Checkpointing(
-        when=_as_schedule("checkpoint_every", options.checkpoint_every),
-        directory=checked_path("checkpoint_dir", directory),
+        when=as_schedule("checkpoint_every", options.checkpoint_every),
+        directory=checked_directory("checkpoint_dir", directory),
         retention=retention or Retention(),
         copy=options.checkpoint_copy,
-        copies=copies,
+        copies=None if copied is None else as_schedule("memory_copy_every", copied),
     )
 
 
@@ -319,29 +327,13 @@ def evaluating_of(options: RunOptions) -> Evaluating | None:
             f"got no `{missing}`. Pass it, or leave all out."
         )
     check_function("eval_fn", eval_fn, "state, batch")
-    _check_datasets(dataset)
+    check_datasets("eval_dataset", dataset)
     return Evaluating(
         eval_fn=eval_fn,
         dataset=dataset,
-        when=_as_schedule("eval_every", when),
+        when=as_schedule("eval_every", when),
         follow=follow,
     )
-
-
-def _check_datasets(given: Dataset | Mapping[str, Dataset]) -> None:
-    if not isinstance(given, Mapping):
-        check_read_anew("eval_dataset", given)
-        ending("eval_dataset", given)
-        return
-    named = all(isinstance(name, str) and name and "/" not in name for name in given)
-    if not (given and named):
-        raise ArgumentError(
-            "`eval_dataset` must name each of several datasets by a string without "
-            f'`/`, got {list(given)}. Write `{{"val": ..., "test": ...}}`.'
-        )
-    for name, dataset in given.items():
-        check_read_anew(f"eval_dataset[{name!r}]", dataset)
-        ending(f"eval_dataset[{name!r}]", dataset)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -392,9 +384,17 @@ def recording_of(options: RunOptions) -> Recording:
     )
 
 
-def _as_schedule(name: str, when: int | Every) -> Every:
-    """Return the schedule that the argument `name` stands for."""
-    if isinstance(when, Every):
-        return when
-    check_count(name, when)
-    return every(n_steps=when)
+def replica_checks_of(options: RunOptions) -> Every | None:
+    """Return the schedule on which copies of the state are compared; None for none.
+
+    Raises:
+      ArgumentError: It is not a schedule, or missing where a mismatch is to lead back.
+    """
+    if options.check_replicas_every is not None:
+        return as_schedule("check_replicas_every", options.check_replicas_every)
+    if options.on_mismatch == "rollback":
+        raise ArgumentError(
+            '`check_replicas_every` must be given with `on_mismatch="rollback"`, got '
+            "None. Pass it, or leave `on_mismatch` out."
+        )
+    return None

@@ -28,6 +28,7 @@ from replicator.engine.step.state import FirstState, first_run, given_run
 from replicator.errors import ArgumentError, check_flags, check_function, check_kind
 from replicator.hooks.hook_states import hook_states
 from replicator.hooks.protocol import Hook, checked_hooks
+from replicator.hooks.schedule import Every
 from replicator.inputs.adapters import ending
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog
@@ -45,6 +46,7 @@ from replicator.training.options import (
     checkpointing_of,
     evaluating_of,
     recording_of,
+    replica_checks_of,
 )
 from replicator.training.reports.first_updates import first_update_check
 from replicator.training.reports.journal import open_journal
@@ -73,6 +75,7 @@ class RunSpec:
       evaluation_of: Returns the evaluation for an `eval_fn`, compiled once.
       events: This process's journal of the run; None for none.
       recovery: Recovery from bad numbers.
+      replica_checks: Schedule of comparing copies of the state; None for none.
       hooks: The user's hooks.
       phases: Phases of the run, with the time spent in each.
       limits: Longest time of each phase.
@@ -96,6 +99,7 @@ class RunSpec:
     evaluation_of: Callable[[EvalFn], Evaluation]
     events: EventLog | None
     recovery: Recovery
+    replica_checks: Every | None
     hooks: Sequence[Hook]
     phases: Phases
     limits: Limits
@@ -160,15 +164,9 @@ def make_run_spec(
     phases = Phases()
     checkpointing = checkpointing_of(options)
     evaluating = evaluating_of(options)
-    recording = recording_of(options)
+    recording, replica_checks = recording_of(options), replica_checks_of(options)
     _check_kinds(step_fn, options)
-    lifting = dataclasses.replace(
-        defaults,
-        accumulate=options.accumulate,
-        steps_per_call=options.steps_per_call,
-        checks=options.checks,
-        saves_copy=checkpointing is not None and checkpointing.copy == "device",
-    )
+    lifting = _lifting(options, defaults, checkpointing)
     plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
     _check_left_to_run(options)
     if options.steps is None and dataset is not None:
@@ -209,12 +207,30 @@ def make_run_spec(
             first.shapes.user,
             on_nonfinite=options.on_nonfinite,
             spikes=options.spikes,
+            on_mismatch=options.on_mismatch,
             journal=events,
         ),
+        replica_checks=replica_checks,
         hooks=hooks,
         phases=phases,
         limits=limits.for_input(reading.timeout_s),
         node=options.node,
+    )
+
+
+def _lifting(
+    options: RunOptions, defaults: CompileOptions, checkpointing: Checkpointing | None
+) -> CompileOptions:
+    copies = 0
+    if checkpointing is not None and checkpointing.copy == "device":
+        # A copy for launchers may be on its way while another is saved.
+        copies = 1 if checkpointing.copies is None else 2
+    return dataclasses.replace(
+        defaults,
+        accumulate=options.accumulate,
+        steps_per_call=options.steps_per_call,
+        checks=options.checks,
+        state_copies=copies,
     )
 
 

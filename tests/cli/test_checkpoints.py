@@ -84,6 +84,18 @@ def test_checkpoints_of_the_former_format_are_listed_and_verified(tmp_path, caps
     }
 
 
+def test_a_bucket_is_listed_and_verified_by_its_url(tmp_path, capsys):
+    url = f"file://{tmp_path}"  # with the commit of a bucket
+    with CheckpointStore(url) as store:
+        store.save(Snapshot(step=3, arrays={"w": np.ones((256, 128), np.float32)}))
+    code, [row] = listed(url, capsys, "--verify")
+    assert (code, row["step"], row["status"], row["saved"]) == (0, 3, "whole", None)
+    (shard,) = tmp_path.glob("*/state-*/0/c.*")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    code, [row] = listed(url, capsys, "--verify")
+    assert (code, row["status"]) == (1, "damaged")
+
+
 def test_another_directory_is_an_error(tmp_path, capsys):
     assert cli.main(["checkpoints", str(tmp_path)]) == 1
     assert "must be one that checkpoints were saved to" in capsys.readouterr().err

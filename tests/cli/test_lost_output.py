@@ -7,7 +7,9 @@ import sys
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.checkpoint import CheckpointStore
 from replicator.cli.main import COMMANDS
+from tests.checkpoint.states import small_snapshot
 from tests.cli.report_page.runs import make_run
 from tests.launchpad_bridge.noted import wait_until_noted
 from tests.launchpad_bridge.programs import Counter
@@ -22,6 +24,7 @@ TABLE = {
     "program": ("shown --once --interval 0.1", None),
     "report": ("run", "run/report.html"),
     "replay": ("died/postmortem/4", None),
+    "checkpoints": ("saved", None),
     "devices": ("", None),
     "doctor": ("", None),
     "certificates": ("keys", "keys/server.key"),
@@ -62,6 +65,9 @@ def prepare(command, folder):
             make_run(folder / "run")
         case "replay":
             died(folder / "died")
+        case "checkpoints":
+            with CheckpointStore(folder / "saved") as store:
+                store.save(small_snapshot(1))
 
 
 def run(command, folder, sink, *, errors_too=False):

@@ -34,6 +34,7 @@ SENTENCES = [
     "nan in the next batch on replica 3 of 8 at step 7",
     "disk full at write 3",
     "flip a bit in the last checkpoint at step 20",
+    "flip a bit in the state on replica 3 of 8 at step 20",
 ]
 
 
@@ -75,6 +76,7 @@ def test_a_range_is_picked_from_by_the_seed_the_same_at_each_restart():
         ("stall input at step 3", "`stall input` must have a time, got None"),
         ("kill 3 s at step 3", "`kill` must have no time, got 3.0"),
         ("nan in the next batch on replica 8 of 8 at step 1", "one of those"),
+        ("raise on replica 1 of 8 at step 1", "one of those"),
     ],
 )
 def test_what_is_no_fault_is_refused(text, message):

@@ -1,4 +1,4 @@
-"""A run whose saves copy its state to the host ends with the same bits, and records it."""
+"""A run whose saves copy its state to the host: the same bits, and a record of it."""
 
 import json
 

@@ -24,8 +24,7 @@ from replicator.checkpoint.copies.keeper import (
 )
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest, decode, encode
-from replicator.checkpoint.snapshot import Block, Draft
-from replicator.distributed.agreement import Json
+from replicator.checkpoint.snapshot import Block, Draft, Snapshot, plain_json
 from replicator.distributed.piece_transfer import (
     PART_BYTES,
     Piece,
@@ -66,6 +65,7 @@ class MemoryCopies:
     Args:
       group: The processes that save together.
       run: Name of the run: its directory.
+      make_draft: Returns the draft of a snapshot, given `own` of all processes.
       clock: Clock of all times.
       timeout_s: Longest wait for a keeper, or for another process, in seconds.
 
@@ -74,11 +74,18 @@ class MemoryCopies:
     """
 
     def __init__(
-        self, group: Group, *, run: str, clock: Clock, timeout_s: float
+        self,
+        group: Group,
+        *,
+        run: str,
+        make_draft: Callable[[Snapshot, list[Any]], Draft],
+        clock: Clock,
+        timeout_s: float,
     ) -> None:
         require_keeper()
         self._run = run
         self._group = group
+        self._make_draft = make_draft
         self._timeout_s = timeout_s
         self._keeper = keeper_client(os.environ[VARIABLE], timeout_s=timeout_s)
         # By address, those of all hosts; this process hands over to two of them.
@@ -109,26 +116,24 @@ class MemoryCopies:
         if len(ring) > 1:
             self._takers = [self._keeper, self._keepers[following]]
 
-    def start(self, own: Json, make_draft: Callable[[list[Any]], Draft]) -> bool:
-        """Begin to hand a draft over, unless a process is still busy with the last.
+    def save_nowait(self, snapshot: Snapshot) -> bool:
+        """Begin to copy a state; return when it may be donated.
 
-        So the last is held whole, of all processes, and stays until this one is.
-
-        Args:
-          own: Value of this process.
-          make_draft: Returns the draft, given the values of all processes.
+        So the last copy is held whole, of all processes, and stays until this one is.
 
         Returns:
-          Whether it was begun.
+          Whether it was begun: not while a process is busy with the one before. A copy
+          that fails is logged, and training goes on.
 
         Raises:
-          ArgumentError: A keeper has no room for two copies of each of its processes.
+          ArgumentError: A launcher has no room for two copies of each of its processes.
         """
+        own = plain_json(snapshot.own, "own")
         mine = {"busy": self._saver.is_busy(), "own": own}
         replies = self._group.share("copy", mine)
         if any(reply["busy"] for reply in replies):
             return False
-        draft = make_draft([reply["own"] for reply in replies])
+        draft = self._make_draft(snapshot, [reply["own"] for reply in replies])
         num_bytes = sum(block.array.nbytes for block in (*draft.blocks, *draft.small))
         place = self._line, draft.process, draft.step
         missing = None

@@ -148,7 +148,7 @@ def read_nowait(
     return wait
 
 
-def problem(failure: ValueError) -> str:
+def problem(failure: Exception) -> str:
     """Return an error of TensorStore without the request in it.
 
     >>> problem(ValueError("DATA_LOSS: digest mismatch [source locations='a']"))

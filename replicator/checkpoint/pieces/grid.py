@@ -146,7 +146,7 @@ def joined(boxes: Sequence[Box], chunk: Shape) -> list[Box]:
 
     >>> halves = [Box(start=(n,), shape=(2,)) for n in (0, 2, 8)]
     >>> [box.shape for box in joined(halves, (4,))]
-    [(4,), (2,)]
+    [(2,), (4,)]
     """
     boxes = list(boxes)
     for number, box in enumerate(boxes):

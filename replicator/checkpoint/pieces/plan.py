@@ -15,7 +15,7 @@ from replicator.checkpoint.pieces.grid import Box, Grid, Shape, cells, choose_gr
 
 _SMALL_BYTES = 1 << 16
 _BUNDLE_BYTES = 1 << 20
-_SHARDS = 32  # of a process: the few of them in memory are a small part of its state
+_SHARDS = 64  # of a process: the few of them in memory are a small part of its state
 _LEAST, _MOST = 1 << 21, 1 << 24  # bytes of a shard
 
 

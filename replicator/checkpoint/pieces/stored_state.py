@@ -1,16 +1,23 @@
 """The leaves in a checkpoint's arrays, read region by region."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 
+from replicator.checkpoint.buckets.retries import (
+    LIMIT_S,
+    Failure,
+    call_again,
+    classify,
+)
 from replicator.checkpoint.manifest import LeafRecord, Manifest
 from replicator.checkpoint.pieces.arrays import problem, read_nowait
 from replicator.checkpoint.pieces.grid import Box, Shape, whole_box
 from replicator.checkpoint.pieces.small_leaves import unpack
-from replicator.errors import CheckpointError
+from replicator.errors import BucketError, CheckpointError
 
 
 class StoredState(Protocol):
@@ -72,20 +79,39 @@ class ShardedState:
         stored, dtype = self._leaves[leaf], self.dtype(leaf)
         if stored.array is None:
             return lambda: self._small(leaf, dtype)[box.within(whole_box(stored.shape))]
-        array = self._arrays[stored.array]
-        try:
-            wait = read_nowait(array, self._kvstore, box)
-        except ValueError as failure:
-            raise unreadable(self._kvstore, failure) from None
-        return lambda: _checked(wait, self._kvstore).view(dtype)
+        wait = self._read_nowait(stored.array, box)
+        return lambda: wait().view(dtype)
 
     def _small(self, leaf: int, dtype: np.dtype) -> np.ndarray:
         stored = self._leaves[leaf]
         for name in {piece.array for piece in stored.small} - self._packed.keys():
-            array = self._arrays[name]
-            wait = read_nowait(array, self._kvstore, whole_box(array.shape))
-            self._packed[name] = _checked(wait, self._kvstore)
+            whole = whole_box(self._arrays[name].shape)
+            self._packed[name] = self._read_nowait(name, whole)()
         return unpack(stored, dtype, self._packed)
+
+    def _read_nowait(self, name: str, box: Box) -> Callable[[], np.ndarray]:
+        begin = functools.partial(read_nowait, self._arrays[name], self._kvstore, box)
+        first: list[Callable[[], np.ndarray]] = []
+
+        def read() -> np.ndarray:
+            return (first.pop() if first else begin())()
+
+        def wait() -> np.ndarray:
+            limit_s = 0.0 if self._kvstore["driver"] == "file" else LIMIT_S
+            try:
+                return call_again(read, again=_passes, limit_s=limit_s)
+            except (ValueError, TimeoutError) as failure:
+                raise unreadable(self._kvstore, failure) from None
+
+        try:
+            first.append(begin())
+        except ValueError as failure:
+            raise unreadable(self._kvstore, failure) from None
+        return wait
+
+
+def _passes(failure: Failure) -> bool:
+    return failure in ("passing", "refused")
 
 
 def stored_as(leaf: LeafRecord) -> np.dtype:
@@ -98,20 +124,19 @@ def stored_as(leaf: LeafRecord) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def unreadable(kvstore: Mapping[str, Any], failure: ValueError) -> CheckpointError:
+def unreadable(kvstore: Mapping[str, Any], failure: Exception) -> CheckpointError:
     """Return the error of a checkpoint that TensorStore cannot read.
 
     >>> str(unreadable({"path": "a/"}, ValueError("DATA_LOSS: a is damaged")))
     '`a/` must be what was saved, got damage: DATA_LOSS: a is damaged. ...'
     """
+    # No damage: whoever took it for one would restore an older step.
+    if kvstore.get("bucket") and _passes(classify(failure)):
+        return BucketError(
+            f"`{kvstore['bucket']}/{kvstore['path']}` must be readable, got "
+            f"{problem(failure)}. Look at the network, the service and its rights."
+        )
     return CheckpointError(
         f"`{kvstore['path']}` must be what was saved, got damage: "
         f"{problem(failure)}. Restore an earlier step."
     )
-
-
-def _checked(wait: Callable[[], np.ndarray], kvstore: Mapping[str, Any]) -> np.ndarray:
-    try:
-        return wait()
-    except ValueError as failure:
-        raise unreadable(kvstore, failure) from None

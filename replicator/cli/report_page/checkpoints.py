@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from replicator.checkpoint.buckets.url import is_bucket_url
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
 from replicator.checkpoint.manifest import read_manifest
@@ -17,7 +18,8 @@ class CheckpointLine:
 
     Attributes:
       step: Number of updates done.
-      state: "there", "damaged" or "removed" (by retention, or by hand).
+      state: "there", "damaged" or "removed" (by retention, or by hand); "in a bucket"
+        is not looked at.
       size_bytes: Size of its files; None if it is not there.
       time: When it was saved, by the journal; empty if that is not known.
     """
@@ -37,6 +39,11 @@ def list_checkpoints(run: RunFiles) -> list[CheckpointLine]:
     }
     directory = find_directory(run)
     there = _steps_in(directory)
+    if directory is None and any(map(is_bucket_url, _named(run))):
+        return [
+            CheckpointLine(step=step, state="in a bucket", size_bytes=None, time=time)
+            for step, time in sorted(saved.items())
+        ]
     return [
         _line(directory, step, step in there, saved.get(step, ""))
         for step in sorted(set(saved) | set(there))
@@ -45,15 +52,19 @@ def list_checkpoints(run: RunFiles) -> list[CheckpointLine]:
 
 def find_directory(run: RunFiles) -> Path | None:
     """Return a run's directory of checkpoints, recorded or inside its own."""
+    inside = [run.directory / name for name in ("checkpoints", "checkpoint", ".")]
+    for path in [*map(Path, _named(run)), *inside]:
+        if _steps_in(path):
+            return path
+    return None
+
+
+def _named(run: RunFiles) -> list[str]:
     arguments = run.record.get("arguments")
     named = [arguments.get("checkpoint_dir")] if isinstance(arguments, Mapping) else []
     # In this order: the directory of the newest checkpoint is that of the run.
     named += [event.get("directory") for event in reversed(run.events)]
-    inside = [run.directory / name for name in ("checkpoints", "checkpoint", ".")]
-    for path in [*(Path(name) for name in named if isinstance(name, str)), *inside]:
-        if _steps_in(path):
-            return path
-    return None
+    return [name for name in named if isinstance(name, str)]
 
 
 def _steps_in(directory: Path | None) -> list[int]:

@@ -1,8 +1,8 @@
 """Label what the processes of a group print, line by line, and keep the last lines.
 
-Nothing of it is dropped: a pipe is its only copy, so a terminal that takes nothing holds
-the process up. Workers of a program write to files, of which `launchers/log_tail.py`
-may drop what a terminal is too slow for: of the two ways, `Lines` is what is common.
+Nothing of it is dropped: a pipe is its only copy, so a terminal that takes nothing
+holds the process up. Workers of a program write to files, of which
+`launchers/log_tail.py` may drop what a terminal is too slow for. `Lines` serves both.
 """
 
 import os

@@ -196,7 +196,7 @@ class ShareRules(NestedRules[Share]):
 
     def join(self, marks: Sequence[Share]) -> Share:
         """Return the mark of a value that follows from all of these."""
-        return functools.reduce(_both, marks, _NOTHING)
+        return functools.reduce(_both, marks) if marks else _NOTHING
 
     def decide(self, eqn: core.JaxprEqn, marks: Sequence[Share]) -> list[Share] | None:
         """Return the marks of the results of `eqn`."""
@@ -278,10 +278,8 @@ class ShareRules(NestedRules[Share]):
 
 
 def _both(one: Share, other: Share) -> Share:
-    if one == other or other is _NOTHING:
+    if one == other:
         return one
-    if one is _NOTHING:
-        return other
     batch = [
         each.powers for each in (one, other) if each.leaf or each.pooled or each.counted
     ]

@@ -20,11 +20,10 @@ import numpy as np
 
 from replicator import rpc
 from replicator.base.accepts import accepts, seconds, whole
-from replicator.base.host.paths import checked_path
 from replicator.base.mesh import replicated
 from replicator.base.padded import unpadded
 from replicator.base.types import Device, PyTree
-from replicator.checkpoint.commit import list_steps
+from replicator.checkpoint.directories.named import checked_directory, open_directory
 from replicator.errors import (
     ArgumentError,
     BatchError,
@@ -184,17 +183,18 @@ class ReplicatedLearner:
           ArgumentError: The learner has no `checkpoint_dir`.
           CallTimeoutError: No update was made and saved in time.
         """
-        directory = checked_path("checkpoint_dir", self._options.run.checkpoint_dir)
-        if directory is None:
+        place = checked_directory("checkpoint_dir", self._options.run.checkpoint_dir)
+        if place is None:
             raise ArgumentError(
                 "`checkpoint_dir` must be given for `save`, got None. Pass it to the "
                 "learner's node."
             )
+        directory = open_directory(place)
         until_s = time.monotonic() + timeout_s
         self._published.wait_for(0, timeout_s)  # until it has gone on from the last one
         target = (self._published.version or 0) + 1
         while True:
-            known = list_steps(directory) if directory.is_dir() else []
+            known = directory.steps()
             if known and known[-1] >= target:
                 return known[-1]
             self._saves.asked.set()

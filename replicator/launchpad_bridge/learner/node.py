@@ -25,7 +25,7 @@ from replicator.launchpad_bridge.trajectories.trajectory_queue import Trajectory
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
-from replicator.training.nonfinite.policy import OnNonfinite
+from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
 from replicator.training.options import RunOptions
 from replicator.training.watchdog.limits import Limits
@@ -114,6 +114,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         profile: range | None = None,
         on_nonfinite: OnNonfinite | None = None,
         spikes: Spikes | None = None,
+        check_replicas_every: int | Every | None = None,
+        on_mismatch: OnMismatch = "raise",
     ) -> None:
         """Check the options, and plan the processes; nothing starts yet."""
         super().__init__()
@@ -153,6 +155,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
                 profile=profile,
                 on_nonfinite=on_nonfinite,
                 spikes=spikes,
+                check_replicas_every=check_replicas_every,
+                on_mismatch=on_mismatch,
             ),
         )
         if table is None:

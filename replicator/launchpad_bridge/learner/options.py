@@ -139,6 +139,8 @@ class LearnerOptions:
         run = self.run
         self._check_inputs(run.inputs)
         self._check_calls(run.steps_per_call)
+        if run.on_mismatch == "rollback":
+            raise _left_out("on_mismatch", "rollback", 'Use "raise".')
         if "rollback" in (run.on_nonfinite, _action(run.spikes)):
             # Trajectories cannot be read again.
             raise _left_out("on_nonfinite", "rollback", 'Use "skip", or "raise".')

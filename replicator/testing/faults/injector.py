@@ -25,6 +25,7 @@ from replicator.testing.faults.schedule import Fault, parse
 FAULTS_VARIABLE = "REPLICATOR_FAULTS"
 JOURNAL_VARIABLE = "REPLICATOR_FAULTS_JOURNAL"
 SEED_VARIABLE = "REPLICATOR_FAULTS_SEED"
+_ELSEWHERE = ("disk full", "flip a bit in the state")  # not as a hook
 
 
 class InjectedError(ReplicatorError, RuntimeError):
@@ -34,8 +35,9 @@ class InjectedError(ReplicatorError, RuntimeError):
 class Injector(Hook):
     """Makes faults happen in a run that has it as a hook.
 
-    As a hook it breaks the process; the dataset of `dataset` is late or holds NaN; its
-    `disk`, in a `CheckpointStore`, is full, and finds the folder of checkpoints.
+    As a hook it breaks the process, and damages the state; the dataset of `dataset` is
+    late or holds NaN; its `disk`, in a `CheckpointStore`, is full, and finds the folder
+    of checkpoints.
 
     Args:
       schedule: Faults of the run.
@@ -84,8 +86,27 @@ class Injector(Hook):
         """
         before = event.step - event.advanced
         for number, fault in enumerate(self._schedule):
-            if fault.kind != "disk full" and before < fault.at <= event.step:
+            if fault.kind not in _ELSEWHERE and before < fault.at <= event.step:
                 self._make_happen(number, fault)
+
+    def damage_state(self, state: PyTree, before: int, step: int) -> PyTree:
+        """Return the state after step `step`, with the bits that the faults flip.
+
+        The run calls it behind each call of its step, before hooks see the state.
+
+        Args:
+          state: The state of the run.
+          before: Step of the call before.
+          step: Step of this call.
+        """
+        for number, fault in enumerate(self._schedule):
+            is_now = (
+                fault.kind == "flip a bit in the state" and before < fault.at <= step
+            )
+            if is_now and self._is_due(number, fault):
+                pick = random.Random(f"{self._seed}/{number}")
+                state = effects.flip_copied_bit(state, fault.replica, pick)
+        return state
 
     def dataset(self, dataset: Dataset) -> Dataset:
         """Return a dataset that is read like `dataset`, with the faults."""

@@ -11,6 +11,7 @@ One fault on a line, or several separated by semicolons:
     nan in the next batch on replica 3 of 8 at step 7
     disk full at write 3                         the third save of this process fails
     flip a bit in the last checkpoint at step 20
+    flip a bit in the state on replica 3 of 8 at step 20
 
 Batches are read ahead: the next to be read is one of the next few steps, or of the next
 32 where batches are small, unless `InputOptions(prefetch=1)` is given.
@@ -36,9 +37,11 @@ Kind: TypeAlias = Literal[
     "nan in the next batch",
     "disk full",
     "flip a bit in the last checkpoint",
+    "flip a bit in the state",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _TIMED = ("hold the interpreter", "stall input")
+_OF_REPLICA = ("nan in the next batch", "flip a bit in the state")
 _SENTENCE = re.compile(
     rf"(?P<always>always )?(?P<kind>{'|'.join(KINDS)})"
     r"(?: rank (?P<rank>\d+))?"
@@ -57,8 +60,9 @@ class Fault:
       at: Step after which it happens; for `disk full` the save of the process.
       rank: Number of the process; None for each.
       seconds: Duration, for those that take time.
-      replica: Replica whose part of a batch becomes NaN, and the number of replicas;
-        None for the whole batch.
+      replica: Replica whose part of a batch becomes NaN, or device whose copy of a leaf
+        is damaged, by its place among them, and the number of them; None for the whole
+        batch, or a copy that the seed picks.
       always: Whether it happens again after a restart.
 
     Raises:
@@ -85,10 +89,10 @@ class Fault:
                 "Write for example `stall input 30 s at step 5`."
             )
         if self.replica is not None and not (
-            self.kind == "nan in the next batch" and self.replica[0] < self.replica[1]
+            self.kind in _OF_REPLICA and self.replica[0] < self.replica[1]
         ):
             raise ArgumentError(
-                f"`replica` must be one of those that a batch is cut for, got "
+                "`replica` must be one of those that there are, got "
                 f"{self.replica} for `{self.kind}`. Write `on replica 3 of 8`."
             )
 

@@ -17,6 +17,9 @@ OnNonfinite: TypeAlias = Literal["raise", "ignore", "skip", "rollback"]
 OnSpike: TypeAlias = Literal["log", "raise", "rollback"]
 """Action on a spike of a metric."""
 
+OnMismatch: TypeAlias = Literal["raise", "rollback"]
+"""Action on a leaf whose copies on several devices are not equal."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecoveryPolicy:
@@ -27,6 +30,8 @@ class RecoveryPolicy:
         step itself left the update out; `"rollback"` goes back to the last good
         checkpoint and leaves the batch out.
       on_spike: `"log"` logs it, `"raise"` ends the run, `"rollback"` as above.
+      on_mismatch: Action on copies that differ: `"raise"` ends the run; `"rollback"`
+        goes back to the last checkpoint, and leaves no batch out.
       max_rollbacks: Most rollbacks without a new checkpoint in between.
       max_skips: Most updates skipped one after the other.
 
@@ -36,19 +41,21 @@ class RecoveryPolicy:
 
     on_nonfinite: OnNonfinite = "raise"
     on_spike: OnSpike = "log"
+    on_mismatch: OnMismatch = "raise"
     max_rollbacks: int = 10
     max_skips: int = 50
 
     def __post_init__(self) -> None:
         check_word("on_nonfinite", self.on_nonfinite, get_args(OnNonfinite))
         check_word("on_spike", self.on_spike, get_args(OnSpike))
+        check_word("on_mismatch", self.on_mismatch, get_args(OnMismatch))
         check_count("max_rollbacks", self.max_rollbacks)
         check_count("max_skips", self.max_skips)
 
     @property
     def goes_back(self) -> bool:
         """True if the run may go back, for which it needs checkpoints."""
-        return "rollback" in (self.on_nonfinite, self.on_spike)
+        return "rollback" in (self.on_nonfinite, self.on_spike, self.on_mismatch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,18 +88,18 @@ def history_from_json(value: Mapping[str, Any]) -> History:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BadNumber:
-    """A metric that is NaN or infinite, or has leapt.
+    """A metric that is NaN or infinite, or has leapt, or a leaf with unequal copies.
 
     Attributes:
-      kind: `"nonfinite"` or `"spike"`.
-      step: Step of the metric, counted from 1.
-      leaf: Name of the metric.
-      found: Value as text: "nan", "7.1 where 2 is usual".
+      kind: `"nonfinite"`, `"spike"` or `"mismatch"`.
+      step: Step of the metric, counted from 1, or of the state.
+      leaf: Name of the metric, or path of the leaf.
+      found: Value as text: "nan", "7.1 where 2 is usual", "other bits on replica 3".
       call: Index of the first batch of the call that made the step; None if that is not
         known any more.
     """
 
-    kind: Literal["nonfinite", "spike"]
+    kind: Literal["nonfinite", "spike", "mismatch"]
     step: int
     leaf: str
     found: str
@@ -134,6 +141,11 @@ def decide(
     """
     if event.kind == "spike":
         return _after_spike(policy, history, event)
+    if event.kind == "mismatch":
+        # No batch did it: none is left out.
+        if policy.on_mismatch == "rollback":
+            return history, Reaction(goes_back=True)
+        return history, Reaction(stop=_stop(event))
     match policy.on_nonfinite:
         case "ignore":
             return history, Reaction()
@@ -209,11 +221,17 @@ def _go_back(history: History, event: BadNumber) -> tuple[History, Reaction]:
 
 def _stop(event: BadNumber, after: str = "") -> str:
     """Return the message of the error that ends a run."""
-    rule, option = {
-        "nonfinite": ("be finite", '`on_nonfinite="ignore"`'),
-        "spike": ("stay in its range", '`Spikes(action="log")`'),
+    look = "Look at the batch and the learning rate, or pass"
+    rule, remedy = {
+        "nonfinite": ("be finite", f'{look} `on_nonfinite="ignore"`'),
+        "spike": ("stay in its range", f'{look} `Spikes(action="log")`'),
+        "mismatch": (
+            "be equal on all devices that hold it",
+            "Start again without that device: a saved run goes on from its last "
+            "checkpoint",
+        ),
     }[event.kind]
     return (
         f"`{event.leaf}` must {rule}, got {event.found} at step {event.step}{after}. "
-        f"Look at the batch and the learning rate, or pass {option}."
+        f"{remedy}."
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from replicator.base.types import PyTree
 from replicator.engine.step.optimizer_state import optimizer_states
-from replicator.errors import NonFiniteError, SpikeError
+from replicator.errors import NonFiniteError, ReplicaMismatchError, SpikeError
 from replicator.hooks.protocol import Hook, MetricsEvent
 from replicator.inputs.placement import Placed
 from replicator.inputs.prefetch import Prefetcher
@@ -24,6 +24,7 @@ from replicator.monitoring.events import EventLog
 from replicator.training.nonfinite.policy import (
     BadNumber,
     History,
+    OnMismatch,
     OnNonfinite,
     Reaction,
     RecoveryPolicy,
@@ -34,6 +35,11 @@ from replicator.training.nonfinite.policy import (
 from replicator.training.nonfinite.spikes import Spikes
 
 _log = logging.getLogger(__name__)
+_ERRORS = {
+    "nonfinite": NonFiniteError,
+    "spike": SpikeError,
+    "mismatch": ReplicaMismatchError,
+}
 
 
 class GoingBack(Exception):
@@ -43,17 +49,26 @@ class GoingBack(Exception):
       before_step: The bad step: checkpoints from it on are not used.
     """
 
-    def __init__(self, before_step: int) -> None:
+    def __init__(self, before_step: int, *, kind: str = "nonfinite") -> None:
         super().__init__(f"The run goes back to before step {before_step}.")
         self.before_step = before_step
+        self._kind = kind
 
-    def too_late(self, *, is_saved: bool) -> NonFiniteError:
+    def too_late(self, *, is_saved: bool) -> NonFiniteError | ReplicaMismatchError:
         """Return the error to raise if the loop has ended and cannot go back.
 
         Args:
           is_saved: Whether there is a checkpoint from before the bad step.
         """
         remedy = "Start it again: it goes on from the checkpoint before that."
+        if self._kind == "mismatch":
+            return ReplicaMismatchError(
+                "`state` must be equal on all devices until the loop ends, got other "
+                f"bits at step {self.before_step}. Start it again: it goes on from the "
+                "last checkpoint, if there is one.",
+                step=self.before_step,
+                leaf="",
+            )
         if not is_saved:
             remedy = "Look at its batch: there is no checkpoint from before it."
         return NonFiniteError(
@@ -147,9 +162,11 @@ class Recovery(Hook):
         Raises:
           NonFiniteError: The run ends because of a number that is not finite.
           SpikeError: The run ends because of a spike.
+          ReplicaMismatchError: The run ends because of copies that differ.
           GoingBack: The run resumes from an earlier checkpoint.
         """
-        if event.call is None and self._batches is not None:
+        by_batch = event.kind != "mismatch"
+        if by_batch and event.call is None and self._batches is not None:
             event = dataclasses.replace(event, call=self._batches.call_of(event.step))
         self.history, action = decide(self.policy, self.history, event)
         self._act(event, action)
@@ -175,10 +192,9 @@ class Recovery(Hook):
             self._note("rolled_back", event)
             self._seen, self.went_back = (), True
             self._gone_back_for = event
-            raise GoingBack(event.step)
+            raise GoingBack(event.step, kind=event.kind)
         if action.stop is not None:
-            kind = SpikeError if event.kind == "spike" else NonFiniteError
-            raise kind(action.stop, step=event.step, leaf=event.leaf)
+            raise _ERRORS[event.kind](action.stop, step=event.step, leaf=event.leaf)
 
     def _note(self, kind: str, event: BadNumber) -> None:
         step, leaf, found = event.step, event.leaf, event.found
@@ -194,6 +210,7 @@ def make_recovery(
     *,
     on_nonfinite: OnNonfinite | None = None,
     spikes: Spikes | None = None,
+    on_mismatch: OnMismatch = "raise",
     journal: EventLog | None = None,
 ) -> Recovery:
     """Return the recovery from bad numbers that the user chose.
@@ -206,6 +223,7 @@ def make_recovery(
         optimizer in it skips such updates itself.
       on_nonfinite: Action on NaN and infinity.
       spikes: Metric to watch for spikes; None for none.
+      on_mismatch: Action on copies that differ.
       journal: Journal of the run; None for the log alone.
 
     Raises:
@@ -215,5 +233,6 @@ def make_recovery(
     policy = RecoveryPolicy(
         on_nonfinite=on_nonfinite or ("ignore" if skips else "raise"),
         on_spike=spikes.action if spikes is not None else "log",
+        on_mismatch=on_mismatch,
     )
     return Recovery(policy, spikes=spikes, journal=journal)

@@ -135,6 +135,10 @@ RIGHT = {
     "decayed": decayed,
     "logistic": logistic,
     "scaled": lambda p, b: 0.5 * losses(p, b).mean(),
+    # Their cotangents do not read the batch, and hold zeros beside numbers.
+    "linear": lambda p, b: -(jax.nn.relu(b["x"] * p["w"]) @ p["w"]).mean(),
+    "huber": lambda p, b: optax.huber_loss(predicted(p, b), b["y"]).mean(),
+    "hinge": lambda p, b: optax.hinge_loss(predicted(p, b), b["y"]).mean(),
     "reduced": lambda p, b: replicator.all_reduce(losses(p, b).mean()),
 }
 

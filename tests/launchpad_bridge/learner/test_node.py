@@ -31,6 +31,7 @@ REFUSED = [
     ({"processes": 3}, "divide evenly over 3 processes, got 8. Use 6"),
     ({"accumulate": 3}, "divide evenly over 3 microbatches of all replicas"),
     ({"max_policy_lag": -1}, "`max_policy_lag` must be"),
+    ({"on_mismatch": "rollback"}, "`on_mismatch` must be left out"),
     ({"max_policy_lag": True}, "`max_policy_lag` must be"),
     ({"fixed_lag": 1.5}, "`fixed_lag` must be"),
     ({"max_policy_lag": 1, "fixed_lag": 1}, "got both it and `fixed_lag`"),

@@ -20,6 +20,10 @@ from replicator.training.nonfinite.policy import (
 NAN = BadNumber(kind="nonfinite", step=7, leaf="loss", found="nan", call=6)
 SPIKE = BadNumber(kind="spike", step=7, leaf="loss", found="9 where 2 ± 1 is usual")
 
+FLIPPED = BadNumber(
+    kind="mismatch", step=7, leaf="user/w", found="other bits on replica 3", call=6
+)
+
 
 def after(events, **policy):
     """Return the history and the last outcome after some events."""
@@ -35,6 +39,31 @@ def test_by_default_a_nan_stops_the_run_with_leaf_and_step_named():
         stop="`loss` must be finite, got nan at step 7. Look at the batch and the "
         'learning rate, or pass `on_nonfinite="ignore"`.'
     )
+
+
+def test_copies_that_differ_stop_the_run_whatever_nan_does():
+    _, outcome = after([FLIPPED], on_nonfinite="ignore")
+    assert outcome == Reaction(
+        stop="`user/w` must be equal on all devices that hold it, got other bits on "
+        "replica 3 at step 7. Start again without that device: a saved run goes on "
+        "from its last checkpoint."
+    )
+
+
+def test_copies_that_differ_lead_back_and_leave_no_batch_out():
+    history, outcome = after([FLIPPED], on_mismatch="rollback")
+    assert outcome == Reaction(goes_back=True)
+    assert history.left_out == ()
+
+
+def test_a_device_that_flips_bits_again_and_again_ends_the_run():
+    policy = RecoveryPolicy(on_mismatch="rollback", max_rollbacks=2)
+    history, outcomes = History(), []
+    for _ in range(3):
+        history, outcome = resume_at(policy, history, FLIPPED, start_step=4)
+        outcomes.append(outcome.stop)
+    assert outcomes[:2] == [None, None]
+    assert "at step 7, after 2 rollbacks without a new checkpoint. Start" in outcomes[2]
 
 
 def test_ignore_does_nothing():

@@ -1,0 +1,1 @@
+"""Directories of checkpoints, with the same methods on a disk and in a bucket."""
