@@ -16,7 +16,7 @@ from replicator.base.types import PyTree
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.buckets.retries import LIMIT_S
-from replicator.checkpoint.copies.copies import MemoryCopies
+from replicator.checkpoint.copies.copies import MemoryCopies, require_keeper
 from replicator.checkpoint.directories.named import checked_directory, open_directory
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
@@ -79,7 +79,7 @@ class CheckpointStore:
       copies: The copies in launchers, while the store is open; None for none.
 
     Raises:
-      ArgumentError: A number is out of range.
+      ArgumentError: A number is out of range, or there is no launcher for `copies`.
     """
 
     def __init__(
@@ -97,6 +97,8 @@ class CheckpointStore:
     ):
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
         check_word("copy", copy, COPY_PLACES)
+        if copies:
+            require_keeper()
         self._copy: CopyPlace = copy
         checked = checked_directory("directory", directory)
         # A save makes many requests; no single one may take all of the time.
@@ -118,7 +120,6 @@ class CheckpointStore:
         """Become the only writer of the directory, and remove leftovers of the last.
 
         Raises:
-          ArgumentError: There is no launcher for `copies`.
           CheckpointError: It cannot be written to, holds something else, or is not one
             that all processes see.
           CheckpointInUseError: Another run writes to it.
@@ -342,11 +343,9 @@ class CheckpointStore:
         return self._directory.tokens
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
+        group = self._group
         draft = start_copy(
-            snapshot,
-            processes=self._group.processes,
-            process=self._group.process,
-            place=self._copy,
+            snapshot, processes=group.processes, process=group.process, place=self._copy
         )
         if any(own):
             draft = dataclasses.replace(draft, meta={**draft.meta, OWN: own})
