@@ -160,10 +160,8 @@ def _write_beginning(events: EventLog, resumed: Resumed) -> None:
 
 def _goes_on(spec: RunSpec, resumed: Resumed) -> str:
     """Describe a resumed run, for a user who starts a script again."""
-    place, step = (
-        spec.checkpointing and spec.checkpointing.directory,
-        resumed.start_step,
-    )
+    place = spec.checkpointing and spec.checkpointing.directory
+    step = resumed.start_step
     if resumed.source == "memory":
         place = "the memory of its launcher"
     if (steps := spec.plan.steps) is not None and step >= steps:
