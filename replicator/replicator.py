@@ -346,6 +346,7 @@ class Replicator:
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
         checkpoint_copy: CopyPlace = "device",
+        memory_copy_every: int | Every | None = None,
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -371,10 +372,10 @@ class Replicator:
         The options are the fields of `replicator.options.RunOptions`, which describes
         each of them. The step: `accumulate`, `auto_microbatch`, `memory_limit_bytes`,
         `steps_per_call`, `checks`, `check_first_updates`, `debug`. Around it: `inputs`,
-        `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`.
-        Evaluation: `eval_*`, `follow`. Records: `directory`, `write_every`,
-        `gradient_norm`, `display`, `profile`. Bad numbers: `on_nonfinite`, `spikes`.
-        Flipped bits: `check_replicas_every`, `on_mismatch`.
+        `hooks`, `step_timeout`, `node`. Checkpoints: `checkpoint_*`, `retention`,
+        `memory_copy_every`. Evaluation: `eval_*`, `follow`. Records: `directory`,
+        `write_every`, `gradient_norm`, `display`, `profile`. Bad numbers:
+        `on_nonfinite`, `spikes`. Flipped bits: `check_replicas_every`, `on_mismatch`.
 
         >>> result = rep.run(step_fn, dataset, init_fn=init_fn, steps=3)
         >>> result.step
@@ -422,6 +423,7 @@ class Replicator:
             checkpoint_every=checkpoint_every,
             retention=retention,
             checkpoint_copy=checkpoint_copy,
+            memory_copy_every=memory_copy_every,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             eval_every=eval_every,
@@ -471,6 +473,7 @@ class Replicator:
         checkpoint_every: int | Every = 100,
         retention: Retention | None = None,
         checkpoint_copy: CopyPlace = "device",
+        memory_copy_every: int | Every | None = None,
         eval_fn: EvalFn | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         eval_every: int | Every | None = None,
@@ -521,6 +524,7 @@ class Replicator:
             checkpoint_every=checkpoint_every,
             retention=retention,
             checkpoint_copy=checkpoint_copy,
+            memory_copy_every=memory_copy_every,
             eval_fn=eval_fn,
             eval_dataset=eval_dataset,
             eval_every=eval_every,
@@ -583,12 +587,8 @@ class Replicator:
         >>> evaluation = rep.compile_evaluation(eval_fn, block=32)
         >>> losses = evaluation(init_params(key), dataset)
         """
-        return Evaluation(
-            eval_fn,
-            self._layout,
-            block=block,
-            max_in_flight=self._defaults.max_in_flight,
-        )
+        most = self._defaults.max_in_flight
+        return Evaluation(eval_fn, self._layout, block=block, max_in_flight=most)
 
     def evaluate(
         self,

@@ -1843,6 +1843,12 @@ ROWS = [
         "`retention` out.",
     ),
     Row(
+        "Copies in memory, without a launcher that holds them",
+        lambda: run([regression_batch()], checkpoint_dir=folder(), memory_copy_every=5),
+        ArgumentError,
+        "`memory_copy_every` must be in a run under `replicator launch`, whose memory "
+        "holds the copies, got none (REPLICATOR_KEEPER is not set). Start the script "
+        "by `replicator launch`, or leave it out.",
         "A copy of the state on a disk",
         lambda: run([regression_batch()], checkpoint_copy="disk"),
         ArgumentError,

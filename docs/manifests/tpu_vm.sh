@@ -9,6 +9,9 @@
 # restarts without progress are the end. They prove to each other that they know a
 # secret, which is copied to all hosts first. The folder lies on a disk that all hosts have
 # mounted (Filestore); what is compiled is kept beside it.
+#
+# For `memory_copy_every=` give each launcher its host's address, so that copies go to the
+# next host, too: `--copies-host \$(hostname -I | cut -d' ' -f1)` behind `--processes 1`.
 set -euo pipefail
 
 directory=${1:?usage: tpu_vm.sh DIRECTORY}

@@ -34,6 +34,13 @@ class Disk:
         self.announce("make_directory", path)
         path.mkdir()
 
+    def make_directories(self, path: Path) -> None:
+        """Make a directory durably, with its parents, where they are missing."""
+        made = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for each in made:
+            self.sync_directory(each.parent)
+
     def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> None:
         """Write a new file, at once or in parts, and wait until it is on the disk."""
         self.announce("write_file", path)

@@ -99,6 +99,10 @@ class WriterLock:
       directory: Directory, which must exist.
       disk: The file system.
       name: Stem of the lock's files in the directory.
+
+    Attributes:
+      tokens: Tokens of the owner before this one, empty if there was none, and of this
+        one, once `acquire` has returned.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, name: str = _NAME):
@@ -108,6 +112,7 @@ class WriterLock:
         self._disk = disk
         self._handle: int | None = None
         self._owner: Owner | None = None
+        self.tokens = "", ""
 
     def acquire(self, *, above: int) -> int:
         """Become the owner, at once or not at all.
@@ -133,6 +138,7 @@ class WriterLock:
             os.close(handle)
             raise
         self._handle, self._owner = handle, owner
+        self.tokens = last.token if last else "", owner.token
         _HELD.add(self)
         register_fork_drop(self)  # a forked input worker holds none when we are killed
         return owner.generation

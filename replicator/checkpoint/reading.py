@@ -6,7 +6,7 @@ Needs no lock: a checkpoint is whole from the moment it has its name.
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from replicator.base.types import PyTree
 from replicator.checkpoint.directories.named import Directory
@@ -46,6 +46,7 @@ class Restored:
       metrics: Metrics saved with it, by name.
       lost: Guarantees that no longer hold, a sentence each.
       damaged: Newer steps that are damaged.
+      source: "disk", or "memory" for the copies in launchers.
     """
 
     step: int
@@ -55,6 +56,7 @@ class Restored:
     metrics: Mapping[str, float]
     lost: tuple[str, ...] = ()
     damaged: tuple[int, ...] = ()
+    source: Literal["disk", "memory"] = "disk"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,29 @@ def restore_step(directory: Directory, step: int, wanted: Wanted) -> Restored:
     directory.verify_names(manifest)
     with directory.kvstore(manifest) as kvstore:
         stored = OrbaxState if manifest.format == 1 else ShardedState
-        placed = _place(wanted, manifest, stored(manifest, kvstore))
+        return as_restored(manifest, stored(manifest, kvstore), wanted)
+
+
+def as_restored(
+    manifest: Manifest,
+    state: StoredState,
+    wanted: Wanted,
+    *,
+    source: Literal["disk", "memory"] = "disk",
+) -> Restored:
+    """Read the state of a checkpoint.
+
+    Args:
+      manifest: Manifest of the checkpoint.
+      state: Its arrays.
+      wanted: Options of restoring it.
+      source: Where the arrays are.
+
+    Raises:
+      CheckpointError: The arrays are damaged.
+      CheckpointMismatchError: They are those of another state than `wanted.like`.
+    """
+    placed = _place(wanted, manifest, state)
     for sentence in placed.lost:
         _log.warning("%s", sentence)
     meta = dict(manifest.meta)
@@ -171,6 +195,7 @@ def restore_step(directory: Directory, step: int, wanted: Wanted) -> Restored:
         meta=meta,
         metrics=manifest.metrics,
         lost=placed.lost,
+        source=source,
     )
 
 

@@ -8,6 +8,7 @@ thread, `retention` chooses what stays, `lock` shuts others out, `reading` resto
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 from typing import Self
 
 from replicator.base.host.clock import Clock, SystemClock
@@ -15,10 +16,8 @@ from replicator.base.types import PyTree
 from replicator.checkpoint import reading
 from replicator.checkpoint.background import BackgroundSaver, SaveCounts
 from replicator.checkpoint.buckets.retries import LIMIT_S
-from replicator.checkpoint.directories.named import (
-    checked_directory,
-    open_directory,
-)
+from replicator.checkpoint.copies.copies import MemoryCopies, require_keeper
+from replicator.checkpoint.directories.named import checked_directory, open_directory
 from replicator.checkpoint.disk import Disk
 from replicator.checkpoint.group import Group
 from replicator.checkpoint.manifest import Manifest
@@ -74,9 +73,13 @@ class CheckpointStore:
         `"device"`, or leaf by leaf the `"host"`, where a device has no room for one.
       together: Whether all processes of the program save and restore together; by
         default, if there are several. If not, each needs a directory of its own.
+      copies: Whether to copy to launchers, too; `restore` reads the newest of both.
+
+    Attributes:
+      copies: The copies in launchers, while the store is open; None for none.
 
     Raises:
-      ArgumentError: A number is out of range.
+      ArgumentError: A number is out of range, or there is no launcher for `copies`.
     """
 
     def __init__(
@@ -90,9 +93,12 @@ class CheckpointStore:
         timeout_s: float = 600.0,
         copy: CopyPlace = "device",
         together: bool | None = None,
+        copies: bool = False,
     ):
         check_count("failures_allowed", failures_allowed, "Leave it out for 3.")
         check_word("copy", copy, COPY_PLACES)
+        if copies:
+            require_keeper()
         self._copy: CopyPlace = copy
         checked = checked_directory("directory", directory)
         # A save makes many requests; no single one may take all of the time.
@@ -107,6 +113,8 @@ class CheckpointStore:
         self._kept: tuple[Saved, ...] = ()
         self._saver: BackgroundSaver | None = None
         self._writer = ShardWriter()
+        self._has_copies = copies
+        self.copies: MemoryCopies | None = None
 
     def open(self) -> Self:
         """Become the only writer of the directory, and remove leftovers of the last.
@@ -118,16 +126,23 @@ class CheckpointStore:
         """
         if self._saver is not None:
             return self
-        self._group.lead("open", self._take_over)
+        tokens = self._group.lead("open", self._take_over)
         try:
             self._directory.require_shared(self._group)
+            if self._has_copies:
+                self.copies = MemoryCopies(
+                    self._group,
+                    run=str(self._directory),
+                    make_draft=self._draft,
+                    clock=self._clock,
+                    timeout_s=self._timeout_s,
+                )
+                self.copies.take_over(*tokens, generation=self._generation)
         except BaseException:
             self._directory.release()
             raise
         self._saver = BackgroundSaver(
-            self._commit,
-            clock=self._clock,
-            timeout_s=self._timeout_s,
+            self._commit, clock=self._clock, timeout_s=self._timeout_s
         )
         return self
 
@@ -192,6 +207,9 @@ class CheckpointStore:
         Raises:
           TimeoutError: It took longer than `timeout_s`; the lock is kept.
         """
+        if self.copies is not None:
+            self.copies.close()
+            self.copies = None
         if self._saver is not None:
             self._saver.close()
             self._saver = None
@@ -259,8 +277,17 @@ class CheckpointStore:
         wanted = reading.Wanted(like=like, only=only, shardings=shardings)
         if step is not None:
             return reading.restore_step(self._directory, step, wanted)
+        if self.copies is None or like is None:
+            return self._restore_newest(wanted)
+        kept = self._group.lead("newest", lambda: [each.step for each in self._kept])
+        restored = self.copies.restore(wanted, newest=kept[-1] if kept else -1)
+        restored = restored or self._restore_newest(wanted)
+        self.copies.drop(above=-1 if restored is None else restored.step)
+        return restored
+
+    def _restore_newest(self, wanted: reading.Wanted) -> reading.Restored | None:
         alone = Group(together=False, timeout_s=self._timeout_s)
-        group = alone if like is None else self._group
+        group = alone if wanted.like is None else self._group
         restored = reading.restore_newest(self._directory, wanted, group)
         if restored is not None and self._saver is not None and self._group.is_chief:
             self._set_aside(restored.damaged)
@@ -281,6 +308,8 @@ class CheckpointStore:
           TimeoutError: A save took too long.
         """
         self._require_open().wait()
+        if self.copies is not None:
+            self.copies.drop(above=step)
         return tuple(self._group.lead("discard", lambda: self._discard_after(step)))
 
     def _discard_after(self, step: int) -> list[int]:
@@ -295,7 +324,7 @@ class CheckpointStore:
         self._kept = tuple(saved for saved in self._kept if saved.step <= step)
         return later
 
-    def _take_over(self) -> None:
+    def _take_over(self) -> Sequence[str]:
         try:
             manifests = ()
             if self._directory.make():
@@ -311,13 +340,12 @@ class CheckpointStore:
         if left:
             _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
+        return self._directory.tokens
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
+        group = self._group
         draft = start_copy(
-            snapshot,
-            processes=self._group.processes,
-            process=self._group.process,
-            place=self._copy,
+            snapshot, processes=group.processes, process=group.process, place=self._copy
         )
         if any(own):
             draft = dataclasses.replace(draft, meta={**draft.meta, OWN: own})

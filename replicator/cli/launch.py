@@ -1,11 +1,13 @@
 """`replicator launch`: run a script as several processes on this host, and watch it."""
 
 import argparse
+import functools
 import importlib.util
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from replicator.checkpoint.copies.keeper import serve_keeper
 from replicator.distributed.processes.group import launch
 from replicator.distributed.processes.policy import LaunchPolicy
 from replicator.errors import ArgumentError, check_count, check_positive
@@ -20,6 +22,10 @@ go on; 128 + n after signal n; otherwise the first failure's.
 
   replicator launch --processes 4 --devices-per-process 2 train.py --lr 0.1
 """
+_PRELOADED = (
+    *("jax", "optax", "tensorstore", "replicator.replicator"),
+    *("replicator.distributed", "replicator.rpc"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +57,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time to save and end after SIGTERM or Ctrl-C (default %(default)g)",
     )
     parser.add_argument(
+        "--copy-bytes",
+        type=int,
+        metavar="N",
+        help="most bytes of copies in memory, for runs with memory_copy_every "
+        "(default: half of this host's)",
+    )
+    parser.add_argument(
+        "--copies-host",
+        metavar="HOST",
+        help="this host's name for the launchers of others: copies in memory go to the "
+        "next host, too",
+    )
+    parser.add_argument(
+        "--ready",
+        action="store_true",
+        help="keep a process ready for each, which has imported jax and replicator: "
+        "restarts are seconds faster (JAX's variables must not be set in the script)",
+    )
+    parser.add_argument(
         "-m", "--module", action="store_true", help="SCRIPT is a module's name"
     )
     parser.add_argument("script", metavar="SCRIPT", help="what each process runs")
@@ -71,6 +96,8 @@ def main(arguments: argparse.Namespace) -> int:
         "max_restarts", arguments.max_restarts, "Use 0 to never restart.", least=0
     )
     check_positive("stop_grace", arguments.stop_grace, "Use 300.")
+    if arguments.copy_bytes is not None:
+        check_count("copy_bytes", arguments.copy_bytes)
     if not arguments.module and not Path(arguments.script).is_file():
         raise ArgumentError(
             f"`script` must be a file, got {arguments.script!r}. Give the path of a "
@@ -91,6 +118,12 @@ def main(arguments: argparse.Namespace) -> int:
         [sys.executable, *module, arguments.script, *arguments.arguments],
         policy,
         devices_per_process=arguments.devices_per_process,
+        beside=functools.partial(
+            serve_keeper,
+            most_bytes=arguments.copy_bytes,
+            host=arguments.copies_host,
+        ),
+        preload=_PRELOADED if arguments.ready else (),
     )
 
 

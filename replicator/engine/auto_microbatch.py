@@ -126,7 +126,7 @@ def fit_accumulate(
         chosen = dataclasses.replace(options, accumulate=accumulate)
         return compiled_step(step_fn, layout, chosen, counted=True)
 
-    copied = memory.state_bytes(shapes) if options.saves_copy else 0
+    copied = options.state_copies * memory.state_bytes(shapes)
 
     def compile_need(accumulate: int) -> memory.MemoryNeed | None:
         lowered = lifted(accumulate).lower(shapes, batch)

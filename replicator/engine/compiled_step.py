@@ -76,7 +76,7 @@ class _CachedProgram:
       unmasked: Path of a leaf that follows from the batch without its mask; or None.
       alike: Arguments that could share memory.
       key: Its `program_key`, if its first updates are checked.
-      copy_bytes: Size of the copy of its state that a save makes; 0 for none.
+      copy_bytes: Size of the copies of its state that saves make; 0 for none.
     """
 
     run: jax.stages.Compiled
@@ -297,7 +297,7 @@ class CompiledStep:
             cost=cost,
             layout=self._layout,
             state=shapes,
-            saves=saves or self._options.saves_copy,
+            copies=max(saves, self._options.state_copies),
             steps_per_call=self._options.steps_per_call,
         )
 
@@ -361,7 +361,7 @@ class CompiledStep:
         return program
 
     def _copy_bytes(self, state: PyTree) -> int:
-        return memory.state_bytes(state) if self._options.saves_copy else 0
+        return self._options.state_copies * memory.state_bytes(state)
 
     def _trace(self, state: PyTree, batch: PyTree, key: Key | None):
         return trace_checked(

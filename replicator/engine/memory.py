@@ -29,7 +29,7 @@ class MemoryNeed:
       temporaries_bytes: Size of temporaries; accumulation makes it smaller.
       aliased_bytes: Size of outputs that reuse donated arguments: counted once.
       program_bytes: Size of the program itself.
-      copy_bytes: Size of the copy of the state that a save makes beside it.
+      copy_bytes: Size of the copies of the state that saves make beside it.
     """
 
     arguments_bytes: int

@@ -35,8 +35,8 @@ class CompileOptions:
       checks: `checkify` errors to look for, e.g. `checkify.user_checks`; None for none.
       reduction: Way in which gradients add up; `"ordered"` allows the step no
         collectives of its own.
-      saves_copy: Whether a copy of the state is made on its devices now and then, for
-        saves: it counts as memory that the step needs.
+      state_copies: Most copies of the state that its devices hold at once, for saves:
+        they count as memory that the step needs.
 
     Raises:
       ArgumentError: A number is below 1, or `checks` is not a set.
@@ -47,7 +47,7 @@ class CompileOptions:
     max_in_flight: int = 4
     checks: frozenset | None = None
     reduction: Reduction = "fast"
-    saves_copy: bool = False
+    state_copies: int = 0
 
     def __post_init__(self) -> None:
         check_counts(self, "accumulate", "steps_per_call", "max_in_flight")

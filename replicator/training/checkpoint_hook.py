@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Resumed:
       state: State of the run.
       position: Position of the input.
       was_cut: Whether the run was saved before its last step.
+      source: "disk", or "memory" for copies in launchers.
       reports: States of the run's own hooks.
       hooks: States of the user's hooks.
       last_metrics: Metrics of the last step, without large arrays; None if not known.
@@ -55,6 +57,7 @@ class Resumed:
     state: RunState
     position: Position
     was_cut: bool = False
+    source: str = "disk"
     reports: Sequence[Any] = ()
     hooks: Sequence[Any] = ()
     last_metrics: PyTree = None
@@ -94,6 +97,11 @@ class SaveCheckpoints(Hook):
         assert spec.checkpointing is not None
         self._store = store
         self._trigger = spec.checkpointing.when.trigger()
+        copies = spec.checkpointing.copies or spec.checkpointing.when
+        self._copy_trigger = copies.trigger()  # pulled only where copies are made
+        self._safe_step = 0  # the last that was reported
+        # Held while hooks flush: the threads that save and that copy may both ask.
+        self._flushing = threading.Lock()
         self._reports = reports
         self._hooks = hooks
         self._copy = spec.checkpointing.copy
@@ -115,6 +123,10 @@ class SaveCheckpoints(Hook):
         """Begin to save if due; the copy is made before the state is donated."""
         self._raise_failure()
         self._log_outcome(event.step)
+        copies = self._store.copies
+        if copies and self._copy_trigger.pulled(event) and event.goes_on():
+            event.show_metrics()  # first, as below
+            copies.save_nowait(self._snapshot(event))
         # After the last step `on_end` saves, with what hooks do at the end.
         if self._trigger.pulled(event) and event.goes_on():
             # Shown first, so that bad numbers raise before they are saved; and metrics
@@ -141,6 +153,8 @@ class SaveCheckpoints(Hook):
         self._require_ranked(event.step)
         if not self._is_saved(event):
             self._store.save(self._snapshot(event))
+        if self._store.copies is not None:
+            self._store.copies.drop(above=-1)  # the disk has a later step than they
         self._log_outcome(event.step)
         self._raise_failure()
 
@@ -201,19 +215,24 @@ class SaveCheckpoints(Hook):
 
     def _late(self, metrics: PyTree) -> dict[str, Any]:
         """Flush reports up to this step: a resumed run does not repeat them."""
-        for hook in [*self._reports, *self._hooks]:
-            try:
-                hook.flush()
-            except Exception as failure:  # raised by the loop's next call
-                self._failure = self._failure or failure
+        with self._flushing:
+            for hook in [*self._reports, *self._hooks]:
+                try:
+                    hook.flush()
+                except Exception as failure:  # raised by the loop's next call
+                    self._failure = self._failure or failure
         return {"last_metrics": None if metrics is None else result_as_json(metrics)}
 
     def _log_outcome(self, step: int) -> None:
         """Log the newest commit and the newest failure, if not logged yet."""
         before, self._logged = self._logged, self._store.counts
         now = self._logged
+        copied = None if self._store.copies is None else self._store.copies.last_step
+        safe = max(now.last_step or 0, copied or 0)
+        if safe > self._safe_step:
+            self._safe_step = safe
+            report_progress(safe)
         if now.saved > before.saved and now.last_step is not None:
-            report_progress(now.last_step)
             self._log(
                 "saved",
                 step=now.last_step,
@@ -241,6 +260,7 @@ def open_store(spec: RunSpec) -> CheckpointStore:
         copy=checkpoints.copy,
         disk=next((disk for disk in disks if isinstance(disk, Disk)), None),
         together=spec.together,
+        copies=checkpoints.copies is not None,
     )
     return store.open()
 
@@ -284,6 +304,7 @@ def find_start(spec: RunSpec, store: CheckpointStore | None) -> Resumed:
     _warn_of_changes(_settings(spec), found.meta)
     return Resumed(
         state=found.arrays,
+        source=found.source,
         position=_position(found),
         # Before 0.3 only a run that had ended left its last metrics.
         was_cut=not found.meta.get("ended", last is not None),

@@ -16,6 +16,7 @@ import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
+from replicator.checkpoint.copies.copies import require_keeper
 from replicator.checkpoint.directories.named import checked_directory
 from replicator.checkpoint.pieces.copy_place import COPY_PLACES, CopyPlace
 from replicator.checkpoint.retention import Retention
@@ -81,6 +82,9 @@ class RunOptions:
       checkpoint_copy: Place where a save copies the state to before the next step: each
         `"device"`, which waits for nothing, or leaf by leaf the `"host"`, which waits
         for the step, where the devices have no room for a copy.
+      memory_copy_every: Steps between copies of the whole run in the memory of
+        `replicator launch`, or a schedule: after a death of processes the run goes on
+        from there. A step that is copied shows its metrics at once. None makes none.
       eval_fn: Evaluation: a function as in `Replicator.evaluate`; tried on one batch
         before the first step.
       eval_dataset: Dataset to evaluate on, read anew each time; several by name,
@@ -130,6 +134,7 @@ class RunOptions:
     checkpoint_every: int | Every = 100
     retention: Retention | None = None
     checkpoint_copy: CopyPlace = "device"
+    memory_copy_every: int | Every | None = None
 
     eval_fn: EvalFn | None = None
     eval_dataset: Dataset | Mapping[str, Dataset] | None = None
@@ -213,12 +218,14 @@ class Checkpointing:
       when: Schedule of saves; the last step is saved, too.
       retention: Rule for checkpoints to keep.
       copy: Place of the copy that a save makes of the state.
+      copies: Schedule of copies in the memory of launchers; None for none.
     """
 
     directory: Path | str
     when: Every
     retention: Retention
     copy: CopyPlace = "device"
+    copies: Every | None = None
 
 
 def checkpointing_of(options: RunOptions) -> Checkpointing | None:
@@ -232,21 +239,26 @@ def checkpointing_of(options: RunOptions) -> Checkpointing | None:
     Raises:
       ArgumentError: An option is of a wrong kind, or given without a directory.
     """
-    directory, retention = options.checkpoint_dir, options.retention
+    directory, copied = options.checkpoint_dir, options.memory_copy_every
+    retention = options.retention
     check_kind("retention", retention, Retention)
     check_word("checkpoint_copy", options.checkpoint_copy, COPY_PLACES)
+    given = {"retention": retention, "memory_copy_every": copied}
     if directory is None:
-        if retention is not None:
+        for name in (name for name, value in given.items() if value is not None):
             raise ArgumentError(
-                "`checkpoint_dir` must be given with `retention`, got None. Pass it, "
-                "or leave `retention` out."
+                f"`checkpoint_dir` must be given with `{name}`, got None. Pass it, or "
+                f"leave `{name}` out."
             )
         return None
+    if copied is not None:
+        require_keeper()
     return Checkpointing(
         when=as_schedule("checkpoint_every", options.checkpoint_every),
         directory=checked_directory("checkpoint_dir", directory),
         retention=retention or Retention(),
         copy=options.checkpoint_copy,
+        copies=None if copied is None else as_schedule("memory_copy_every", copied),
     )
 
 

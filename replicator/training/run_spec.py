@@ -221,12 +221,16 @@ def make_run_spec(
 def _lifting(
     options: RunOptions, defaults: CompileOptions, checkpointing: Checkpointing | None
 ) -> CompileOptions:
+    copies = 0
+    if checkpointing is not None and checkpointing.copy == "device":
+        # A copy for launchers may be on its way while another is saved.
+        copies = 1 if checkpointing.copies is None else 2
     return dataclasses.replace(
         defaults,
         accumulate=options.accumulate,
         steps_per_call=options.steps_per_call,
         checks=options.checks,
-        saves_copy=checkpointing is not None and checkpointing.copy == "device",
+        state_copies=copies,
     )
 
 

@@ -16,6 +16,7 @@ TINY = {
     "kill_resume": [
         *("--kills=8", "--terms=2", "--starts=1"),  # over one and two processes
     ],
+    "emergency": ["--kills=1", "--processes=2", "--megabytes=4", "--settled_s=1"],
     "session": ["--rounds=2", "--steps=2", "--kills=4"],
     "corruption": ["--cases=40"],
     "fingerprints": ["--damages=30", "--checks=30", "--rounds=2", "--mb=1"],
@@ -82,6 +83,7 @@ EXACT = {
     "kill_resume": {
         **{"kills": 8, "failures": 0, "lost_steps": 0, "lost_on_sigterm": 0},
     },
+    "emergency": {"kills": 1},
     "session": {"kills": 4, "failures": 0, "lost_steps": 0},
     "corruption": {"silent": 0, "cases": 40},
     "fingerprints": {"found": 30, "false_alarms": 0, "damages": 30},

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from replicator.cli.main import make_parser
 from replicator.distributed.launchers.detection import detect
 from replicator.distributed.launchers.detectors import DETECTORS
 from replicator.exit_codes import HUNG, PREEMPTED
@@ -14,9 +15,26 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 MANIFESTS = DOCS / "manifests"
 
 
-def jobset():
+def jobset(name="jobset.yaml"):
     yaml = pytest.importorskip("yaml", reason="the lock's development part has it")
-    return yaml.safe_load((MANIFESTS / "jobset.yaml").read_text())
+    return yaml.safe_load((MANIFESTS / name).read_text())
+
+
+def patched_jobset():
+    """Return the JobSet with the patch for copies in memory, as RFC 6902 applies it."""
+    manifest = jobset()
+    for change in jobset("jobset_memory_copies.yaml"):
+        *path, last = change["path"].strip("/").split("/")
+        place = manifest
+        for part in path:
+            place = place[int(part) if isinstance(place, list) else part]
+        if change["op"] == "add":
+            assert last == "-"
+            place.append(change["value"])
+        else:
+            assert last in place
+            place[last] = change["value"]
+    return manifest
 
 
 def pod_environ(manifest, job, pod):
@@ -37,6 +55,9 @@ def pod_environ(manifest, job, pod):
             environ[variable["name"]] = variable["value"]
         else:
             path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+            if path == "status.podIP":
+                environ[variable["name"]] = f"10.0.{job}.{pod}"
+                continue
             label = re.fullmatch(r"metadata\.labels\['(.+)'\]", path)[1]
             environ[variable["name"]] = labels[label]
     return environ
@@ -57,6 +78,20 @@ def test_each_pod_of_the_jobset_finds_its_place():
     }
     assert [cluster.process_id for cluster in clusters] == list(range(8))
     assert {cluster.num_processes for cluster in clusters} == {8}
+
+
+def test_a_launcher_in_each_pod_of_the_patched_jobset_leaves_its_place():
+    manifest = patched_jobset()
+    environ = pod_environ(manifest, 1, 2)
+    [workers] = manifest["spec"]["replicatedJobs"]
+    [container] = workers["template"]["spec"]["template"]["spec"]["containers"]
+    _, *command = (
+        each.replace("$(POD_IP)", environ["POD_IP"]) for each in container["command"]
+    )
+    given = make_parser().parse_args(command)
+    assert given.processes == 1  # which is no group: the one around it counts
+    assert (given.copies_host, given.script) == ("10.0.1.2", "train.py")
+    assert detect(environ).process_id == 6
 
 
 def test_the_jobset_restarts_the_preempted_and_the_hung_for_free():

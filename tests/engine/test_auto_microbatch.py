@@ -136,19 +136,19 @@ def test_the_copy_of_a_save_takes_its_part_of_the_limit():
     init_fn, step_fn = wide_step(rep)
     make_state = first_run(init_fn, rep.layout, seed=0).born
 
-    def fitted(limit_bytes, *, saves_copy):
+    def fitted(limit_bytes, *, copies):
         return fit_accumulate(
             step_fn,
             rep.layout,
-            CompileOptions(saves_copy=saves_copy),
+            CompileOptions(state_copies=copies),
             make_state=make_state,
             batch={"x": np.ones((24, 4), np.float32), "y": np.ones(24, np.float32)},
             limit_bytes=limit_bytes,
         )
 
     room = 80_000 + state_bytes(make_state())
-    assert fitted(room, saves_copy=True) == fitted(80_000, saves_copy=False)
-    assert fitted(room, saves_copy=False) < fitted(80_000, saves_copy=False)
+    assert fitted(room, copies=1) == fitted(80_000, copies=0)
+    assert fitted(room, copies=0) < fitted(80_000, copies=0)
 
 
 def test_a_batch_that_does_not_divide_is_refused():

@@ -345,3 +345,20 @@ def test_a_module_is_run_by_its_name(tmp_path):
     with Launched("--processes", 1, "-m", "platform") as group:
         assert group.wait() == 0
     assert os.uname().sysname in group.text
+
+
+FAILS_AT_FIRST = """
+import os, sys
+attempt = os.environ["REPLICATOR_ATTEMPT"]
+print("ran", attempt, sys.argv[1:], flush=True)
+sys.exit(7 if attempt == "0" else 0)
+"""
+
+
+def test_a_process_that_was_kept_ready_takes_the_place_of_a_dead_one(tmp_path):
+    train = script(tmp_path, FAILS_AT_FIRST)
+    with Launched("--processes", 1, "--ready", train, "--rate", 1) as group:
+        assert group.wait() == 0, group.text
+        [_, (_, again)] = group.wait_for("] ran ", count=2)
+        assert again.endswith("['--rate', '1']")
+        assert not group.alive()

@@ -18,11 +18,16 @@ class BucketWriter:
 
     Args:
       bucket: Bucket.
+
+    Attributes:
+      tokens: Tokens of the owner before this one, empty if there was none, and of this
+        one, once `acquire` has returned.
     """
 
     def __init__(self, bucket: Bucket):
         self._bucket = bucket
         self._owner: Owner | None = None
+        self.tokens = "", ""
 
     def acquire(self, *, above: int) -> int:
         """Become the owner; whoever was it commits no more.
@@ -44,7 +49,9 @@ class BucketWriter:
             owner = new_owner(generation)
             if self._bucket.put_if_absent(_key(generation), encode_owner(owner)):
                 break
+        before = decode_owner(self._bucket.read(_key(generation - 1)) or b"")
         self._owner = owner
+        self.tokens = before.token if before else "", owner.token
         return generation
 
     @property

@@ -51,6 +51,11 @@ class BucketDirectory:
     def __str__(self) -> str:
         return str(self._bucket.url)
 
+    @property
+    def tokens(self) -> tuple[str, str]:
+        """Tokens of the owner before this one, or "", and of this one."""
+        return self._writer.tokens
+
     def make(self) -> bool:
         """Look whether it can be written to; return whether checkpoints are here.
 

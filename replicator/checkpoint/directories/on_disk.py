@@ -40,6 +40,11 @@ class DiskDirectory:
     def __str__(self) -> str:
         return str(self._path)
 
+    @property
+    def tokens(self) -> tuple[str, str]:
+        """Tokens of the owner before this one, or "", and of this one."""
+        return self._lock.tokens
+
     def make(self) -> bool:
         """Make it durably, with its parents; return whether checkpoints are here.
 

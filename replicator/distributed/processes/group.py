@@ -10,12 +10,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.base.host.held_folder import hold_folder
 from replicator.base.host.standard_streams import lossy_output, take_loss
+from replicator.distributed import prepared
 from replicator.distributed.clusters import Cluster, as_environment
 from replicator.distributed.processes.driver import Driver
 from replicator.distributed.processes.member import Member
@@ -45,6 +47,8 @@ def launch(
     *,
     devices_per_process: int | None = None,
     environ: Mapping[str, str] | None = None,
+    beside: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None,
+    preload: tuple[str, ...] = (),
 ) -> int:
     """Run a command as a group of processes on this host until it has ended.
 
@@ -56,6 +60,10 @@ def launch(
       policy: Number of processes, restarts and time limits.
       devices_per_process: Fake CPU devices for each; by default those it finds.
       environ: The environment to start from; this process's by default.
+      beside: Opens what serves the processes, over all restarts; gets a folder of this
+        user alone, and yields variables for them.
+      preload: Modules that the processes of the next attempt, which are kept ready
+        (`prepared.py`), have imported; none to keep none ready.
 
     Returns:
       0 if all ended well, otherwise the code of the first failure since there was
@@ -82,7 +90,9 @@ def launch(
         # This folder is private to the user. It is deleted here, or by a guard if this
         # launcher is killed.
         environ |= _share_secret(policy, environ, Path(folder))
-        group = _Group(command, policy, environ, Path(folder))
+        if beside is not None:
+            environ |= stack.enter_context(beside(Path(folder)))
+        group = _Group(command, policy, environ, Path(folder), preload)
         # What is ignored stays so: nohup ignores SIGHUP.
         taken = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
         stack.enter_context(handled(taken, lambda n, _: group.report(stop_asked(n))))
@@ -123,22 +133,26 @@ class _Group(Driver):
         policy: LaunchPolicy,
         environ: Mapping[str, str],
         folder: Path,
+        preload: tuple[str, ...],
     ) -> None:
         super().__init__([policy.unit], policy.timeouts)
         self._command = command
         self._policy = policy
         self._environ = environ
         self._folder = folder
+        self._preload = preload
         self._port = 0
         self._members: dict[str, Member] = {}
+        self._prepared: dict[int, Member] = {}  # by rank, for the next attempt
 
     def close(self) -> None:
         """Leave nothing behind, also after an error of this launcher itself."""
         until_s = time.monotonic() + _CLEANING_S
         # By their guards, which sweep best; by force only what is left then.
-        for member in self._members.values():
+        members = [*self._members.values(), *self._prepared.values()]
+        for member in members:
             member.kill()
-        for member in self._members.values():
+        for member in members:
             member.join(max(0.0, until_s - time.monotonic()))
             member.kill()
 
@@ -148,21 +162,39 @@ class _Group(Driver):
         # still be taken: by a process that cannot be killed, or by the kernel.
         if rank == 0:
             self._port = free_port()
-        environ = {
-            **self._environ,
+        variables = {
             **self._group_variables(rank),
             "REPLICATOR_ATTEMPT": str(attempt),
             VARIABLE: str(self._folder / f"progress-{rank}"),
         }
-        self._members[name] = member = Member(
+        member = self._prepared.pop(rank, None)
+        if member is None or not member.begin(variables):
+            member = self._member(rank, self._command, variables)
+        self._members[name] = member
+        if self._preload:
+            waiting = prepared.command(
+                self._command[0], self._preload, list(self._command[1:])
+            )
+            self._prepared[rank] = self._member(rank, waiting, {}, waits=True)
+        return member
+
+    def _member(
+        self,
+        rank: int,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        waits: bool = False,
+    ) -> Member:
+        return Member(
             rank,
-            self._command,
-            environ=environ,
+            command,
+            environ={**self._environ, **variables},
             folder=self._folder,
             signal_asked=self._signal_asked,
             report=self.report,
+            waits=waits,
         )
-        return member
 
     def _signal_asked(self) -> int:
         assert self.state is not None, "it runs"

@@ -1,7 +1,10 @@
 """One process of a group: its guard, its output, how it ends."""
 
+import contextlib
+import json
 import os
 import select
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +25,8 @@ class Member:
       folder: A folder of the launcher's, which the guard deletes if that is gone.
       signal_asked: Returns the signal by which the group was asked to stop.
       report: Takes its end, once; called in a thread of its own.
+      waits: Whether it waits for `begin` (`prepared.py`); before that its end is not
+        reported.
     """
 
     def __init__(
@@ -33,9 +38,13 @@ class Member:
         folder: Path,
         signal_asked: Callable[[], int],
         report: Callable[[ProcessEnd], None],
+        waits: bool = False,
     ) -> None:
         # All attributes are set before the thread starts. None changes after that but
-        # `_is_killed`, which is the driver's.
+        # `_is_killed`, which is the driver's, and the two that `_lock` guards. It is
+        # held for a moment: an end is reported by `_watch`, or `begin` finds it.
+        self._lock = threading.Lock()
+        self._has_begun, self._is_over = not waits, False
         self._rank = rank
         self._signal_asked = signal_asked
         self._report = report
@@ -50,6 +59,7 @@ class Member:
                 folder=folder,
                 # What the launcher hands on meanwhile must not be dropped.
                 takes_ctrl_c=True,
+                stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
                 stdout=out_to,
                 stderr=err_to,
             )
@@ -65,6 +75,23 @@ class Member:
         # fills: output is not dropped.
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+
+    def begin(self, variables: Mapping[str, str]) -> bool:
+        """Have a process that waits run the command; return False if it is gone.
+
+        Args:
+          variables: What its environment lacks.
+        """
+        stdin = self._process.stdin
+        assert stdin is not None, "only one that waits has an input"
+        with self._lock:
+            if self._is_over:
+                return False
+            self._has_begun = True
+        # It is short: a pipe takes it at once. One that died just now is reported.
+        with contextlib.suppress(BrokenPipeError), stdin:
+            stdin.write(json.dumps(dict(variables)).encode() + b"\n")
+        return True
 
     def stop(self) -> None:
         """Send the command the signal that asked for the stop, through its guard."""
@@ -102,4 +129,7 @@ class Member:
         self._out.close()
         self._err.close()
         lines = self._err.last_lines()
-        self._report(ProcessEnd(self._rank, code, lines, out_of_memory))
+        with self._lock:
+            self._is_over = True
+        if self._has_begun:
+            self._report(ProcessEnd(self._rank, code, lines, out_of_memory))

@@ -78,7 +78,7 @@ def inspection_of(
     cost: ProgramCost,
     layout: Layout,
     state: PyTree,
-    saves: bool,
+    copies: int,
     steps_per_call: int,
 ) -> Inspection:
     """Return the report on a compiled step.
@@ -88,12 +88,12 @@ def inspection_of(
       cost: Cost of a call.
       layout: Its layout.
       state: Shapes of its state, with shardings.
-      saves: Whether the copy of the state that a save makes counts as memory.
+      copies: Number of copies of the state, of saves, that count as memory.
       steps_per_call: Number of updates of a call.
     """
     described, memory = layout.describe(), cost.memory
-    if memory is not None and saves:
-        memory = replace(memory, copy_bytes=state_bytes(state))
+    if memory is not None and copies:
+        memory = replace(memory, copy_bytes=copies * state_bytes(state))
     return Inspection(
         strategy=described.get("name", "data_parallel"),
         mesh=described["mesh"],

@@ -76,7 +76,9 @@ def make_certificates(
         authority.issue(Tls.in_folder(folder, role), role, names, [_USAGE[role]])
 
 
-def make_member_certificate(secret: Secret, folder: Path) -> Tls:
+def make_member_certificate(
+    secret: Secret, folder: Path, *, hosts: Sequence[str] = ()
+) -> Tls:
     """Write a certificate for a member of a group, its key, and its authority.
 
     It serves at both ends of a connection: all members have the same role.
@@ -85,6 +87,7 @@ def make_member_certificate(secret: Secret, folder: Path) -> Tls:
       secret: The run's. The authority's key is derived from it: the same in all
         processes, and never written.
       folder: Folder to write to; only this user may write to it.
+      hosts: Names and addresses of this host, for clients that check them.
 
     Returns:
       The files.
@@ -107,7 +110,8 @@ def make_member_certificate(secret: Secret, folder: Path) -> Tls:
         key=folder / "member.key",
     )
     authority.write(files.ca)
-    names = [x509.UniformResourceIdentifier(f"{MEMBER_URI}member")]
+    names: list[x509.GeneralName] = [*map(_host_name, hosts)]
+    names.append(x509.UniformResourceIdentifier(f"{MEMBER_URI}member"))
     authority.issue(files, "member", names, _USAGE.values())
     return files
 

@@ -19,7 +19,7 @@ from replicator.hooks.metric_hooks import Report, WriteMetrics
 from replicator.hooks.protocol import Hook
 from replicator.hooks.schedule import every
 from replicator.monitoring.display import make_display
-from replicator.monitoring.events import was_killed
+from replicator.monitoring.events import EventLog, was_killed
 from replicator.monitoring.run_record import (
     describe_process,
     first_updates,
@@ -106,9 +106,9 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     # A process may have no standard error.
     display = make_display() if records.display and sys.stderr else None
     if start_step and display is not None:
-        display.note(_goes_on(spec, start_step))
+        display.note(_goes_on(spec, resumed))
     elif start_step and start_step >= (spec.plan.steps or math.inf):
-        _log.warning(_goes_on(spec, start_step))
+        _log.warning(_goes_on(spec, resumed))
     # A run that went back has reported them before: its step is the same.
     reported = len(compilations()) if spec.recovery.went_back else 0
     hooks: list[Hook] = [
@@ -136,7 +136,7 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
         write_run_record(
             records.directory, **about, processes=processes, checked=checked
         )
-    events.write("resumed" if start_step else "started", step=start_step)
+    _write_beginning(events, resumed)
     writer = AddRunNumbers(
         directory_writer(records.directory),
         spec.phases,
@@ -151,9 +151,19 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     )
 
 
-def _goes_on(spec: RunSpec, step: int) -> str:
+def _write_beginning(events: EventLog, resumed: Resumed) -> None:
+    if step := resumed.start_step:
+        events.write("resumed", step=step, source=resumed.source)
+    else:
+        events.write("started", step=step)
+
+
+def _goes_on(spec: RunSpec, resumed: Resumed) -> str:
     """Describe a resumed run, for a user who starts a script again."""
     place = spec.checkpointing and spec.checkpointing.directory
+    step = resumed.start_step
+    if resumed.source == "memory":
+        place = "the memory of its launcher"
     if (steps := spec.plan.steps) is not None and step >= steps:
         return f"nothing left to do: {place} holds step {step} of {steps}"
     return f"goes on after step {step}, from {place}"
