@@ -2,11 +2,13 @@
 
 A step computes, moves bytes to and from memory, and sends bytes over each level of
 links. Each takes its amount divided by its speed; a message also waits for the latency
-of each hop (Hockney 1994). What of it overlaps, no program shows. So a prediction is a
-range: from the longest of these, if all else hides behind it, to their sum.
+of each hop (Hockney 1994). A device reads and writes while it multiplies, so there the
+longer of both counts (Williams et al. 2009, "Roofline"). How much of the sending
+overlaps with that, no program shows. So a prediction is a range: from the longest part,
+if all else hides behind it, to the sum of the device's part and all of the links'.
 
-Nothing here is fitted to runs. What it does not know: stragglers, compilers that reach
-less than a peak, and kernels that keep products in fast memory.
+Nothing here is fitted to runs. What it does not know: stragglers, programs that reach
+less than a peak, and latencies of compilers' own making.
 """
 
 import math
@@ -81,8 +83,8 @@ class Prediction:
 
     @property
     def high_s(self) -> float:
-        """Seconds if nothing overlaps: the sum of all parts."""
-        return self.arithmetic_s + self.memory_s + sum(self.links_s.values())
+        """Seconds if no link is used while the device works, or another link is."""
+        return max(self.arithmetic_s, self.memory_s) + sum(self.links_s.values())
 
     def __str__(self) -> str:
         """Write it as `12 to 19 ms: arithmetic 12, memory 3, host 4`."""
@@ -114,7 +116,7 @@ def predict(features: Features, machine: Machine) -> Prediction:
     >>> sums = traffic_over("all-reduce", ("replica",), {"replica": 16}, 4 * 10**9)
     >>> features = Features(num_devices=16, flops={"bfloat16": 5e12}, traffic=(sums,))
     >>> print(predict(features, machine))
-    5.06 to 15 ms: arithmetic 5.06, memory 0, network 10
+    10 to 15.1 ms: arithmetic 5.06, memory 0, network 10
     """
     if features.num_devices > machine.num_devices:
         raise ArgumentError(
