@@ -65,9 +65,9 @@ def attend(
     Heads that share a key and a value lie side by side. The kernel is that of
     `jax.nn.dot_product_attention`; for `"blocks"` on a block of queries at a time.
     """
-    if kernel == "blocks" and query.dtype != jnp.float64:
-        return _in_blocks(query, key, value)
     if query.dtype != jnp.float64:
+        if kernel == "blocks":
+            return _in_blocks(query, key, value)
         with jax.numpy_dtype_promotion("standard"):  # jax widens half precision inside
             return jax.nn.dot_product_attention(
                 query, key, value, is_causal=True, implementation=kernel

@@ -22,7 +22,7 @@ from benchmarks.plan_published import compiled
 from benchmarks.plan_published.predicted import predicted
 from benchmarks.plan_published.published import V5E, V5P, Run
 from benchmarks.tpu_environment import is_installed
-from replicator.strategies.cost import Prediction
+from replicator.strategies.cost import StepTime
 
 _FRESH = flags.DEFINE_multi_enum(
     "fresh", [], list(compiled.RUNS), "Compile these models again, by libtpu."
@@ -36,7 +36,7 @@ def worst(ratios: Iterable[float]) -> float:
 
 
 def efficiency_error(
-    run: Run, one: Prediction, kept: compiled.Kept | None, slices: int
+    run: Run, one: StepTime, kept: compiled.Kept | None, slices: int
 ) -> float:
     """Return the predicted share of a chip's speed on slices, less the published."""
     share = one.high_s / predicted(run, kept, slices).high_s

@@ -1,8 +1,8 @@
 """Compile a published decoder's step for its TPUs, and keep what was found.
 
-As a program (`python -m`, one model a process) it prints the JSON of a `Kept`. A compile
-takes ten minutes and more, so results are kept in `compiled.json`, each with the hash of
-the step's lowered text, and the versions that made it.
+As a program (`python -m`, one model a process) it prints the JSON of a `Kept`. A
+compile takes ten minutes and more, so results are kept in `compiled.json`, each with
+the hash of the step's lowered text, and the versions that made it.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental import topologies
 
 import replicator
 from benchmarks import tasks
@@ -50,14 +51,12 @@ class Kept:
       key: Hash of the step's lowered text.
       versions: Of jax and libtpu that compiled it.
       seconds: Time that took.
-      device_bytes: Memory of a device at the peak.
       features: Work of a device.
     """
 
     key: str
     versions: dict[str, str]
     seconds: float
-    device_bytes: int
     features: Features
 
 
@@ -136,19 +135,16 @@ def main(name: str) -> None:
     """Compile for the topology, and print what was found."""
     replicator.fake_devices(DEVICES)
     key = key_of(name)
-    from jax.experimental import topologies
 
     described = topologies.get_topology_desc(RUNS[name].topology, platform="tpu")
     rep, init_fn, step_fn, batch = _problem(RUNS[name], described.devices)
     started_s = time.monotonic()
     found = rep.inspect(step_fn, init_fn, batch)
     seconds = time.monotonic() - started_s
-    assert found.memory is not None, "the compiler for TPUs reports it"
     kept = Kept(
         key=key,
         versions={each: importlib.metadata.version(each) for each in ("jax", "libtpu")},
         seconds=round(seconds),
-        device_bytes=found.memory.total_bytes,
         features=found.features(),
     )
     print(json.dumps(dataclasses.asdict(kept)))

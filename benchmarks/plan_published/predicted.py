@@ -17,7 +17,7 @@ from replicator import strategies
 from replicator.engine.program_cost import TracedWork, traced_work
 from replicator.strategies.cost import (
     Features,
-    Prediction,
+    StepTime,
     Traffic,
     forecast,
     predict,
@@ -26,7 +26,7 @@ from replicator.strategies.cost import (
 from replicator.strategies.machine import Machine
 
 
-def predicted(run: Run, kept: Kept | None, slices: int = 1) -> Prediction:
+def predicted(run: Run, kept: Kept | None, slices: int = 1) -> StepTime:
     """Return the prediction for a step of a run.
 
     Args:

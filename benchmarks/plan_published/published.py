@@ -1,9 +1,10 @@
 """Runs of MaxText's decoders that its authors published, as data.
 
 From the repository AI-Hypercomputer/maxtext, `MaxText/configs/v5e/README.md` and
-`MaxText/configs/v5p/README.md`, and the scripts beside them: sequences of 2,048, SwiGLU,
-a head of its own over 32,000 words, heads of 128, bfloat16 with weights and Adam in
-float32, attention by a flash kernel. Nothing of the cost model was fitted to them.
+`MaxText/configs/v5p/README.md`, and the scripts beside them: sequences of 2,048,
+SwiGLU, a head of its own over 32,000 words, heads of 128, bfloat16 with weights and
+Adam in float32, attention by a flash kernel. No constant of the cost model was fitted
+to them.
 """
 
 import dataclasses
