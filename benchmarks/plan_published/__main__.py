@@ -27,7 +27,7 @@ from replicator.strategies.cost import StepTime
 _FRESH = flags.DEFINE_multi_enum(
     "fresh", [], list(compiled.RUNS), "Compile these models again, by libtpu."
 )
-_TINY = flags.DEFINE_bool("tiny", False, "Leave out all but one model, and its hash.")
+_TINY = flags.DEFINE_bool("tiny", False, "One model of each kind of chip alone.")
 
 
 def worst(ratios: Iterable[float]) -> float:
@@ -79,9 +79,9 @@ def main(argv: list[str]) -> None:
         "does not know them"
     )
     stale = [
-        name
-        for name, each in kept.items()
-        if not _TINY.value and compiled.key_of(name) != each.key
+        run.decoder
+        for run in first
+        if run.decoder in kept and compiled.key_of(run.decoder) != kept[run.decoder].key
     ]
     result = {
         "worst_ratio": worst(p.high_s / run.seconds() for run, p in whole.items()),

@@ -124,11 +124,12 @@ def task_of(run: Run, chips: int) -> tasks.Task:
 
 
 def _kept(plain: dict[str, Any]) -> Kept:
-    features = plain["features"]
+    features: dict[str, Any] = plain["features"]
     traffic = tuple(
         Traffic(**each | {"axes": tuple(each["axes"])}) for each in features["traffic"]
     )
-    return Kept(**plain | {"features": Features(**features | {"traffic": traffic})})
+    made: dict[str, Any] = {"features": Features(**features | {"traffic": traffic})}
+    return Kept(**plain | made)
 
 
 def main(name: str) -> None:

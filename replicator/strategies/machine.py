@@ -117,8 +117,8 @@ class Machine:
 
         Its figures are those that `replicator devices --calibrate` measured for as many
         devices of this kind, or else the published ones. Several hosts with GPUs are
-        joined as in the vendor's own systems; where yours have other links, describe
-        them in a file: `from_yaml`.
+        joined as in the vendor's own systems, others by 1 Gbit/s; where yours have
+        other links, describe them in a file: `from_yaml`.
 
         Args:
           devices: Devices of one kind; all by default.
