@@ -124,12 +124,13 @@ def task_of(run: Run, chips: int) -> tasks.Task:
 
 
 def _kept(plain: dict[str, Any]) -> Kept:
-    features: dict[str, Any] = plain["features"]
-    traffic = tuple(
+    features: dict[str, Any] = dict(plain["features"])
+    features["traffic"] = tuple(
         Traffic(**each | {"axes": tuple(each["axes"])}) for each in features["traffic"]
     )
-    made: dict[str, Any] = {"features": Features(**features | {"traffic": traffic})}
-    return Kept(**plain | made)
+    made: dict[str, Any] = dict(plain)
+    made["features"] = Features(**features)
+    return Kept(**made)
 
 
 def main(name: str) -> None:
