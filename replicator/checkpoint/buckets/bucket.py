@@ -110,7 +110,7 @@ class Bucket:
         Raises:
           BucketError: The bucket did not take it within the limit.
         """
-        self.put(_MARKER, b"Checkpoints of `replicator` lie here.\n")
+        self.put(_MARKER, b"Written by `replicator`.\n")
 
     def is_marked(self) -> bool:
         """Return whether `mark` was ever called here."""
