@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replicator.base.host.compilation_cache import private_directory, user_directory
+from replicator.base.host.compilation_cache import private_directory
+from replicator.base.host.paths import user_cache
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def keep_calibration(measured: Calibration) -> pathlib.Path | None:
 
 def kept_calibration(device_kind: str, devices: int) -> Calibration | None:
     """Return the calibration of so many devices of a kind; None if none was kept."""
-    file = user_directory("measured") / _file_name(device_kind, devices)
+    file = user_cache() / "measured" / _file_name(device_kind, devices)
     try:
         plain = json.loads(file.read_text())
     except FileNotFoundError:

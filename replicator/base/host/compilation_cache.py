@@ -11,6 +11,8 @@ import stat
 
 import jax
 
+from replicator.base.host.paths import user_cache
+
 ENVIRONMENT_VARIABLE = "REPLICATOR_COMPILATION_CACHE"
 _log = logging.getLogger(__name__)
 
@@ -40,17 +42,8 @@ def private_directory(name: str) -> pathlib.Path | None:
     Returns:
       The directory; None, with a warning in the log, if it is not private.
     """
-    directory = user_directory(name)
+    directory = user_cache() / name
     return directory if _make_private(directory) else None
-
-
-def user_directory(name: str) -> pathlib.Path:
-    """Return the path of a directory of this user's cache, which need not be there."""
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    cache = (
-        pathlib.Path(chosen).absolute() if chosen else pathlib.Path.home() / ".cache"
-    )
-    return cache / "replicator" / name
 
 
 def _make_private(directory: pathlib.Path) -> bool:
