@@ -10,7 +10,8 @@ from replicator.strategies.builders import (
     zero1,
     zero2,
 )
-from replicator.strategies.strategy import Rule, Strategy
+from replicator.strategies.rule import Rule
+from replicator.strategies.strategy import Strategy
 from replicator.strategies.table import table
 from replicator.strategies.text import from_json, from_yaml, to_json, to_yaml
 from replicator.strategies.variables import Variable, variables_made_by, variables_of

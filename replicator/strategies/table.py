@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from replicator.strategies.strategy import Cut, Strategy, padded_shape
+from replicator.strategies.rule import Cut
+from replicator.strategies.strategy import Strategy, padded_shape
 from replicator.strategies.variables import Variable
 
 
