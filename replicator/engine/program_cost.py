@@ -126,6 +126,18 @@ def program_cost(
     )
 
 
+def traced_wire_bytes(traced: core.ClosedJaxpr) -> int:
+    """Return the bytes that one device sends in the collectives of a program's own.
+
+    Args:
+      traced: The program's jaxpr, with replicas in it; nothing is compiled.
+
+    >>> traced_wire_bytes(jax.make_jaxpr(jnp.sin)(1.0))
+    0
+    """
+    return _work(traced.jaxpr, {}).wire_bytes
+
+
 class _Work(NamedTuple):
     flops: int = 0
     wire_bytes: int = 0

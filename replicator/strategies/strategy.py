@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from replicator.collectives.synchronise.method import Method
+from replicator.collectives.synchronise.method import SumMethod
 from replicator.errors import (
     ArgumentError,
     check_counts,
@@ -190,7 +190,7 @@ class Strategy:
         matching = (r for r in self.rules if fnmatchcase(variable.follows, r.pattern))
         return next(matching, None)
 
-    def method_of(self, path: str) -> Method:
+    def method_of(self, path: str) -> SumMethod:
         """Return how replicas add up the gradient of the parameter at `path`.
 
         >>> rule = Rule(pattern="params/*", compress="int8")
@@ -203,12 +203,12 @@ class Strategy:
                 hosts = self.devices_per_host
                 if rule.synchronise != "hierarchical":
                     hosts = None
-                return Method(
+                return SumMethod(
                     synchronise=rule.synchronise,
                     compress=rule.compress,
                     devices_per_host=hosts,
                 )
-        return Method()
+        return SumMethod()
 
     def _cut(
         self, partition: Partition, variable: Variable, rule: Rule, sizes: dict

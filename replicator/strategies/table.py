@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from replicator.collectives.synchronise.method import SumMethod, sent_bytes
 from replicator.strategies.rule import Cut
 from replicator.strategies.strategy import Strategy, padded_shape
 from replicator.strategies.variables import Variable
@@ -20,7 +21,8 @@ class TableRow:
       device_bytes: Number of bytes on each device between steps, with padding.
       wire_bytes: Number of bytes that a device sends for it in a step, if collectives
         are rings: gathered where it is used, forward and backward; its gradient
-        scattered, or summed whole. Tensor-parallel activations are not counted.
+        scattered, or summed whole, or by the rule for it. Tensor-parallel activations
+        are not counted, and of rows only a program knows how many there are.
     """
 
     path: str
@@ -101,6 +103,10 @@ def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Table
 
 
 def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
+    method = strategy.method_of(variable.path)
+    if method != SumMethod():
+        shape, dtype = variable.shape, variable.dtype
+        return sent_bytes(method, shape, dtype, sizes["replica"])
     placed = strategy.place(variable, sizes)
     moments = strategy.place(replace(variable, path="", is_optimizer=True), sizes)
     cuts = [placed.stored, placed.computed, placed.gradient, moments.stored]

@@ -10,14 +10,14 @@ from jax.typing import DTypeLike
 from replicator.collectives.context.axes import Axis
 from replicator.collectives.precision import on_wire, sum_dtype, wire_dtype
 from replicator.collectives.synchronise.hierarchical import hierarchical_sum
-from replicator.collectives.synchronise.method import Method, rows_shrink, shrinks
+from replicator.collectives.synchronise.method import SumMethod, rows_shrink, shrinks
 from replicator.collectives.synchronise.owned_sum import owned_sum
 from replicator.collectives.synchronise.power_sgd import low_rank_sum
 from replicator.collectives.synchronise.rows import rows_sum
 
 
 def exact_sum(
-    leaf: jax.Array, method: Method, axis: Axis, *, most_rows: int | None = None
+    leaf: jax.Array, method: SumMethod, axis: Axis, *, most_rows: int | None = None
 ) -> jax.Array:
     """Return the sum of an array over replicas, in the dtype in which devices add.
 
@@ -29,7 +29,7 @@ def exact_sum(
 
     Outside of a step there is one replica:
 
-    >>> exact_sum(jnp.ones(2), Method(), Axis(name=None, size=1))
+    >>> exact_sum(jnp.ones(2), SumMethod(), Axis(name=None, size=1))
     Array([1., 1.], dtype=float32)
     """
     wide, inside = on_wire(leaf), method.inside(axis.size)
@@ -61,7 +61,7 @@ class LossySum(NamedTuple):
 
 def lossy_sum(
     share: jax.Array,
-    method: Method,
+    method: SumMethod,
     axis: Axis,
     *,
     dtype: DTypeLike,
@@ -79,7 +79,7 @@ def lossy_sum(
       dtype: Dtype of the gradient.
       factor: Warm start of an approximation of low rank.
 
-    >>> int8, alone = Method(compress="int8"), Axis(name=None, size=1)
+    >>> int8, alone = SumMethod(compress="int8"), Axis(name=None, size=1)
     >>> lossy_sum(jnp.ones(2), int8, alone, dtype=jnp.float32).owed
     Array([0., 0.], dtype=float32)
     """

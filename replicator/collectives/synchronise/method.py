@@ -30,7 +30,7 @@ _POWER_SGD = re.compile(r"power_sgd\((\d+)\)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
+class SumMethod:
     """Way in which replicas add up the gradient of one variable.
 
     Attributes:
@@ -52,7 +52,7 @@ class Method:
     def inside(self, num_replicas: int) -> int:
         """Return the number of replicas of a host, whose links are fast.
 
-        >>> Method(synchronise="hierarchical", devices_per_host=4).inside(8)
+        >>> SumMethod(synchronise="hierarchical", devices_per_host=4).inside(8)
         4
         """
         if self.synchronise != "hierarchical":
@@ -64,9 +64,9 @@ class Method:
 
         Then something may be owed of it, and the optimizer's state has a place for it.
 
-        >>> Method(compress="bf16").narrows((8, 8), "bfloat16")
+        >>> SumMethod(compress="bf16").narrows((8, 8), "bfloat16")
         False
-        >>> Method(compress="power_sgd(2)").narrows((8,), "float32")
+        >>> SumMethod(compress="power_sgd(2)").narrows((8,), "float32")
         False
         """
         itemsize = wire_dtype(dtype).itemsize
@@ -113,11 +113,11 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def shrinks(
-    method: Method, shape: tuple[int, ...], dtype: DTypeLike, num_replicas: int
+    method: SumMethod, shape: tuple[int, ...], dtype: DTypeLike, num_replicas: int
 ) -> bool:
     """Return whether numbers travel in the form of `method`, or whole.
 
-    >>> int8 = Method(compress="int8")
+    >>> int8 = SumMethod(compress="int8")
     >>> shrinks(int8, (64, 64), "float32", 8), shrinks(int8, (3,), "float32", 8)
     (True, False)
     """
@@ -146,7 +146,7 @@ def rows_shrink(
 
 
 def sent_bytes(
-    method: Method,
+    method: SumMethod,
     shape: tuple[int, ...],
     dtype: DTypeLike,
     num_replicas: int,
@@ -162,11 +162,11 @@ def sent_bytes(
       num_replicas: Number of replicas.
       rows: Most rows that a replica's gradient has; None if it is dense.
 
-    >>> sent_bytes(Method(), (256, 256), "float32", 8)
+    >>> sent_bytes(SumMethod(), (256, 256), "float32", 8)
     458752
-    >>> sent_bytes(Method(compress="int8"), (256, 256), "float32", 8)
+    >>> sent_bytes(SumMethod(compress="int8"), (256, 256), "float32", 8)
     116480
-    >>> sent_bytes(Method(compress="power_sgd(4)"), (256, 256), "float32", 8)
+    >>> sent_bytes(SumMethod(compress="power_sgd(4)"), (256, 256), "float32", 8)
     14336
     """
     if method.synchronise == "rows" and rows_shrink(shape, dtype, num_replicas, rows):
@@ -199,7 +199,7 @@ def piece_of(size: int, pieces: int) -> int:
 
 
 def _across_bytes(
-    method: Method, shape: tuple[int, ...], dtype: DTypeLike, num_replicas: int
+    method: SumMethod, shape: tuple[int, ...], dtype: DTypeLike, num_replicas: int
 ) -> int:
     """Return the bytes sent between hosts, or between all where there is one level."""
     inside = method.inside(num_replicas)
@@ -219,7 +219,7 @@ def _across_bytes(
 
 
 def _inside_bytes(
-    method: Method, shape: tuple[int, ...], dtype: DTypeLike, num_replicas: int
+    method: SumMethod, shape: tuple[int, ...], dtype: DTypeLike, num_replicas: int
 ) -> int:
     """Return the bytes sent within a host; 0 where there is one level."""
     inside = method.inside(num_replicas)

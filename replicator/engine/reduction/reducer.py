@@ -28,7 +28,7 @@ from replicator.collectives.synchronise.gradient_sum import (
     lossy_sum,
     owed_at_first,
 )
-from replicator.collectives.synchronise.method import Method, matrix_shape
+from replicator.collectives.synchronise.method import SumMethod, matrix_shape
 from replicator.collectives.synchronise.power_sgd import first_factor
 from replicator.engine.reduction.row_bounds import bound_of, mark_rows
 from replicator.engine.step.gradient_sums import UpdateArguments, Valued, divided
@@ -183,11 +183,11 @@ class Reducer:
             return dataclasses.replace(grads, parts=tuple(parts))
         return mark_rows(grads, [path for path, _ in self._named(grads)])
 
-    def _method(self, path: str | None) -> tuple[str | None, Method]:
+    def _method(self, path: str | None) -> tuple[str | None, SumMethod]:
         """Return the method of a gradient, with its path if a rule matters there."""
         assert self.strategy is not None
-        method = Method() if path is None else self.strategy.method_of(path)
-        return (None if method == Method() else path), method
+        method = SumMethod() if path is None else self.strategy.method_of(path)
+        return (None if method == SumMethod() else path), method
 
     def _paths(self, own: PyTree) -> list[str | None]:
         """List the paths of gradients; the value of a loss has none."""
@@ -220,7 +220,7 @@ class _Term(NamedTuple):
     scale: jax.Array | None
 
     def send(
-        self, owed: jax.Array, method: Method, axis: Axis, factor: jax.Array | None
+        self, owed: jax.Array, method: SumMethod, axis: Axis, factor: jax.Array | None
     ) -> LossySum:
         """Send a share of the update with what is owed, which has no loss scale."""
         share = self.value.astype(owed.dtype)
@@ -231,7 +231,7 @@ class _Term(NamedTuple):
         return sent if scale is None else sent._replace(owed=sent.owed / scale)
 
 
-def _check_form(method: Method, path: str, leaf: jax.Array) -> None:
+def _check_form(method: SumMethod, path: str, leaf: jax.Array) -> None:
     """Refuse a form that a parameter has not.
 
     Raises:

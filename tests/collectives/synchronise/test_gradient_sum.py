@@ -4,7 +4,7 @@ import pytest
 
 from replicator.collectives.context.axes import resolve_axis
 from replicator.collectives.synchronise.gradient_sum import exact_sum, lossy_sum
-from replicator.collectives.synchronise.method import Method
+from replicator.collectives.synchronise.method import SumMethod
 from tests.helpers import on_replicas, primitive_counts
 
 FORMS = ["bf16", "f16", "int8"]
@@ -15,7 +15,7 @@ WAYS = {
 
 
 def method(way, form=None):
-    return Method(compress=form, **WAYS[way])
+    return SumMethod(compress=form, **WAYS[way])
 
 
 def summed(way, form):

@@ -1,7 +1,7 @@
 import pytest
 
 from replicator.collectives.synchronise.method import (
-    Method,
+    SumMethod,
     check_method,
     rows_shrink,
     sent_bytes,
@@ -12,32 +12,36 @@ from replicator.errors import ArgumentError
 
 @pytest.mark.parametrize("form", ["bf16", "f16", "int8", "power_sgd(2)"])
 def test_what_would_not_shrink_goes_whole(form):
-    method = Method(compress=form)
+    method = SumMethod(compress=form)
     assert not shrinks(method, (3,), "float32", 1)
     assert sent_bytes(method, (1,), "float32", 8) == sent_bytes(
-        Method(), (1,), "float32", 8
+        SumMethod(), (1,), "float32", 8
     )
 
 
 def test_float16_is_added_in_float32_without_a_form_and_travels_narrow_with_one():
-    assert sent_bytes(Method(), (64,), "float16", 8) == 2 * 64 * 4 * 7 // 8
-    assert sent_bytes(Method(compress="f16"), (64,), "float16", 8) == 2 * 64 * 2 * 7 / 8
+    assert sent_bytes(SumMethod(), (64,), "float16", 8) == 2 * 64 * 4 * 7 // 8
+    assert (
+        sent_bytes(SumMethod(compress="f16"), (64,), "float16", 8) == 2 * 64 * 2 * 7 / 8
+    )
 
 
 def test_bfloat16_gains_nothing_by_bfloat16():
-    assert not Method(compress="bf16").narrows((64, 64), "bfloat16")
-    assert Method(compress="int8").narrows((64, 64), "bfloat16")
+    assert not SumMethod(compress="bf16").narrows((64, 64), "bfloat16")
+    assert SumMethod(compress="int8").narrows((64, 64), "bfloat16")
 
 
 def test_hosts_divide_what_goes_between_them():
-    by_hosts = Method(synchronise="hierarchical", devices_per_host=2)
+    by_hosts = SumMethod(synchronise="hierarchical", devices_per_host=2)
     inside, across, gathered = 4096, 2048 * 2 * 3 // 4, 2048
     assert sent_bytes(by_hosts, (1024,), "float32", 8) == inside + across + gathered
 
 
 def test_one_host_is_one_level():
-    by_hosts = Method(synchronise="hierarchical", devices_per_host=8, compress="int8")
-    flat = sent_bytes(Method(), (64, 64), "float32", 8)
+    by_hosts = SumMethod(
+        synchronise="hierarchical", devices_per_host=8, compress="int8"
+    )
+    flat = sent_bytes(SumMethod(), (64, 64), "float32", 8)
     assert sent_bytes(by_hosts, (64, 64), "float32", 8) == flat
 
 

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import replicator
-from replicator.collectives.synchronise.method import Method, sent_bytes
+from replicator.collectives.synchronise.method import SumMethod, sent_bytes
 from replicator.engine.reduction.row_bounds import (
     DENSE,
     asking,
@@ -125,7 +125,7 @@ def test_only_rows_travel(accumulate):
     init_fn, step_fn = embedding(rep)
     step = rep.compile(step_fn, accumulate=accumulate)
     inspected = rep.inspect(step, init_fn, words())
-    by_rows = Method(synchronise="rows")
+    by_rows = SumMethod(synchronise="rows")
     wanted = sent_bytes(by_rows, TABLE, "float32", 8, rows=2 * 3)
     gathers = [each for each in inspected.collectives if each.kind == "all-gather"]
     assert sum(each.wire_bytes for each in gathers) == wanted
