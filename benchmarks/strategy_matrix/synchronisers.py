@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 from benchmarks.strategy_matrix.builders import OPTIMIZERS
-from benchmarks.strategy_matrix.cover import cover
+from benchmarks.strategy_matrix.cover import Row, cover
 from benchmarks.strategy_matrix.law import Setting
 from replicator import Replicator, strategies
 from replicator.base.trees import named_leaves
@@ -53,9 +53,9 @@ class Summed(NamedTuple):
 def summing() -> optax.GradientTransformation:
     """Return a transformation that keeps the sum of all gradients."""
 
-    def update(grads: PyTree, state: Summed, params: PyTree = None) -> tuple:
+    def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple:
         del params
-        return grads, Summed(jax.tree.map(jnp.add, state.total, grads))
+        return updates, Summed(jax.tree.map(jnp.add, state.total, updates))
 
     return optax.GradientTransformation(
         lambda params: Summed(jax.tree.map(jnp.zeros_like, params)), update
@@ -167,16 +167,17 @@ def sums_settings(*, full: bool) -> list[Setting]:
     """List the settings: a cover that holds each pair, or all."""
     ideas = {"case": MODELS, "builder": list(METHODS), "optimizer": _TX}
 
-    def allowed(row: Mapping) -> bool:
+    def allowed(row: Row) -> bool:
         by_rows = row.get("builder") == "rows"
         return not by_rows or row.get("case", "embedding") == "embedding"
 
+    rows: list[Row] = cover({**ideas, "devices": _DEVICES}, allowed)
     if full:
-        keys = [*ideas, "devices"]
-        every = itertools.product(*ideas.values(), _DEVICES)
-        rows = [dict(zip(keys, each, strict=True)) for each in every]
-    else:
-        rows = cover({**ideas, "devices": _DEVICES}, allowed)
+        every = itertools.product(_DEVICES, *ideas.values())
+        rows = [
+            {**dict(zip(ideas, words, strict=True)), "devices": devices}
+            for devices, *words in every
+        ]
     return [
         Setting(row["case"], row["builder"], row["devices"], row["optimizer"])
         for row in rows

@@ -106,10 +106,7 @@ def all_reduce(
     sum_leaf = ordered_sum_leaf if reduction == "ordered" else _sum_leaf
     if weight is not None:
         share = share_of(_checked_weight(weight, op), axis, sum_leaf)
-
-        def combine(leaf: Array, axis: Axis) -> Array:
-            return sum_leaf(weighted_term(leaf, share), axis)
-
+        combine = functools.partial(_weighted_mean_leaf, share=share, sum_leaf=sum_leaf)
     else:
         combine = _combine_fn(op, sum_leaf)
     return jax.tree.map(lambda leaf: like_leaf(combine(leaf, axis), leaf), tree)
@@ -175,6 +172,12 @@ def weighted_term(leaf: Array, share: Float[Array, ""]) -> Array:
     shared = counted.astype(wide) * share.astype(wide)
     # Narrow again where sums may be narrow, so that bfloat16 travels as it is.
     return shared.astype(wire_dtype(leaf.dtype))
+
+
+def _weighted_mean_leaf(
+    leaf: Array, axis: Axis, *, share: Float[Array, ""], sum_leaf: _SumFn
+) -> Array:
+    return sum_leaf(weighted_term(leaf, share), axis)
 
 
 def _combine_fn(op: str, sum_leaf: _SumFn) -> Callable[[Array, Axis], Array]:

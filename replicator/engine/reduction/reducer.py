@@ -117,10 +117,11 @@ class Reducer:
         Raises:
           ArgumentError: The state was made with other rules.
         """
-        kept = state.synchroniser
+        kept, weight = state.synchroniser, given.weight
         self._check_own(kept)
         if summed and self.reduction == "ordered":  # over replicas, too, already
-            return Reduced(divided(given.grads, given.weight, like=like), kept)
+            assert weight is not None, "sums have weights"
+            return Reduced(divided(given.grads, weight, like=like), kept)
         terms = self._terms(given, like=like, summed=summed)
         if kept is None:
             return Reduced(self._all_reduce(terms, terms.own), None)
@@ -128,12 +129,13 @@ class Reducer:
         return self._by_rules(terms, kept, scale)
 
     def _terms(self, given: UpdateArguments, *, like: PyTree, summed: bool) -> _Terms:
-        if not summed and (given.share != "count" or given.weight is None):
-            return _Terms(given.grads, "mean", given.weight)
+        weight = given.weight
+        if weight is None or not (summed or given.share == "count"):
+            return _Terms(given.grads, "mean", weight)
         if given.share == "equal":
-            return _Terms(divided(given.grads, given.weight, like=like), "mean", None)
+            return _Terms(divided(given.grads, weight, like=like), "mean", None)
         # Divided by the weight of all replicas, then added up: sums could overflow.
-        everywhere = all_reduce(given.weight, "sum", axis_name=self.axis_name)
+        everywhere = all_reduce(weight, "sum", axis_name=self.axis_name)
         return _Terms(divided(given.grads, everywhere, like=like), "sum", None)
 
     def _all_reduce(self, terms: _Terms, leaves: PyTree) -> PyTree:

@@ -11,6 +11,7 @@ from tests.engine.reduction.problems import (  # noqa: E402 (flax may be missing
 )
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_nnx_owes_in_its_variables():
     rep = replicator_with({"compress": "int8"}, n=2)
     tx = rep.wrap_optimizer(SUMMING)

@@ -32,8 +32,15 @@ def trained(rep, steps=3, *, accumulate=1, batch=None, **options):
     return state, metrics
 
 
-@pytest.mark.parametrize("form", ["bf16", "f16", "int8"])
-@pytest.mark.parametrize("hosts", [None, 2])
+@pytest.mark.parametrize(
+    ("form", "hosts"),
+    [
+        ("int8", None),
+        pytest.param("bf16", 2, marks=pytest.mark.slow),
+        pytest.param("power_sgd(2)", None, marks=pytest.mark.slow),
+        pytest.param("power_sgd(2)", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_what_was_sent_and_is_owed_are_the_gradients(form, hosts):
     way = BY_HOSTS if hosts else {}
     rep = replicator_with({"compress": form, **way}, devices_per_host=hosts)
@@ -42,11 +49,13 @@ def test_what_was_sent_and_is_owed_are_the_gradients(form, hosts):
     assert any(np.any(each) for each in owed_of(state["opt"]).values())
 
 
+@pytest.mark.slow
 def test_replicas_of_different_weight_owe_shares_of_the_update():
     state, _ = trained(replicator_with(INT8), weighted=True)
     assert gap(state) < 1e-5
 
 
+@pytest.mark.slow
 def test_microbatches_are_sent_once_an_update():
     rep = replicator_with(INT8)
     init_fn, step_fn = problem(rep, truth=False)
@@ -59,6 +68,7 @@ def test_microbatches_are_sent_once_an_update():
     assert sent[0] == sent[1] == 3
 
 
+@pytest.mark.slow
 def test_microbatches_add_up_to_the_gradients():
     rep = replicator_with(INT8)
     optimizer = rep.wrap_optimizer(optax.sgd(1.0))
@@ -82,6 +92,7 @@ def test_microbatches_add_up_to_the_gradients():
         np.testing.assert_allclose(sent + owed, true[name], atol=3e-7)
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_is_sent_once_an_update():
     rep = replicator_with(INT8)
     init_fn, step_fn = problem(rep, accumulate=2)
@@ -95,8 +106,11 @@ def test_a_loop_of_ones_own_is_sent_once_an_update():
     assert np.any(before["up"] != owed_of(state["opt"])["up"])
 
 
-def test_a_skipped_update_leaves_what_is_owed():
-    rep = replicator_with(INT8)
+@pytest.mark.parametrize(
+    "form", ["int8", pytest.param("power_sgd(2)", marks=pytest.mark.slow)]
+)
+def test_a_skipped_update_leaves_what_is_owed(form):
+    rep = replicator_with({"compress": form})
     init_fn, step_fn = problem(rep, skip_nonfinite=True)
     step = rep.compile(step_fn)
     state, _ = step(rep.init(init_fn), batch_of())
@@ -111,6 +125,7 @@ def test_a_skipped_update_leaves_what_is_owed():
         np.testing.assert_array_equal(kept, leaf)
 
 
+@pytest.mark.slow
 def test_a_run_that_skips_leaves_what_is_owed():
     rep = replicator_with(INT8)
     init_fn, step_fn = problem(rep)
@@ -128,6 +143,7 @@ def test_a_run_that_skips_leaves_what_is_owed():
         np.testing.assert_array_equal(kept, leaf)
 
 
+@pytest.mark.slow
 def test_what_is_owed_has_no_loss_scale():
     rep = replicator_with(INT8)
     scale = replicator.DynamicLossScale(initial=1024.0, growth_interval=2)
@@ -159,6 +175,7 @@ def test_what_is_owed_has_no_loss_scale():
         np.testing.assert_allclose(got, 5 * true[name], atol=2e-6)
 
 
+@pytest.mark.slow
 def test_each_optimizer_has_its_own_rules():
     rep = replicator_with(Rule(pattern="one/*", compress="int8"))
     one, two = (
@@ -183,22 +200,32 @@ def test_each_optimizer_has_its_own_rules():
     assert np.any(state["one"]["up"] != state["two"]["up"])
 
 
+@pytest.mark.slow
 def test_what_is_owed_outlives_a_restore_on_other_replicas(tmp_path):
     options = {"display": False, "checkpoint_dir": tmp_path, "checkpoint_every": 3}
-    rep = replicator_with(INT8)
+    rules = [
+        Rule(pattern="params/up", compress="power_sgd(2)"),
+        Rule(pattern="*", compress="int8"),
+    ]
+    rep = replicator_with(*rules)
     init_fn, step_fn = problem(rep)
     before = rep.run(step_fn, [batch_of()], steps=3, init_fn=init_fn, **options).state
-    rep = replicator_with(INT8, n=2)
+    rep = replicator_with(*rules, n=2)
     init_fn, step_fn = problem(rep)
     session = rep.session(step_fn, [batch_of()], steps=9, init_fn=init_fn, **options)
     with session:
         after = session.state
         for name, owed in owed_of(before["opt"]).items():
             np.testing.assert_allclose(owed, owed_of(after["opt"])[name], atol=1e-8)
+        warm = [
+            each["opt"].synchroniser.factors["params/up"] for each in (before, after)
+        ]
+        np.testing.assert_array_equal(*warm)
     result = rep.run(step_fn, [batch_of()], steps=9, init_fn=init_fn, **options)
     assert gap(result.state) < 1e-5
 
 
+@pytest.mark.slow
 def test_several_updates_a_call_are_those_of_single_calls():
     rep = replicator_with(INT8)
     init_fn, step_fn = problem(rep)
@@ -210,9 +237,9 @@ def test_several_updates_a_call_are_those_of_single_calls():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("n", [2, 8])
-def test_sums_by_hosts_obey_law_1(n):
-    rep = replicator_with(BY_HOSTS, n=n, devices_per_host=2)
+@pytest.mark.slow
+def test_sums_by_hosts_obey_law_1():
+    rep = replicator_with(BY_HOSTS, devices_per_host=2)
     plain, _ = trained(replicator.Replicator(1), weighted=True, truth=False)
     hosts, _ = trained(rep, weighted=True, truth=False, accumulate=2)
     for a, b in zip(
@@ -221,6 +248,7 @@ def test_sums_by_hosts_obey_law_1(n):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_inspection_shows_hosts_and_narrow_numbers():
     rep = replicator_with({**INT8, **BY_HOSTS}, devices_per_host=2)
     init_fn, step_fn = problem(rep)
@@ -235,6 +263,7 @@ def test_without_rules_the_state_is_as_before():
     assert opt.synchroniser is None
 
 
+@pytest.mark.slow
 def test_the_mean_loss_that_an_optimizer_takes_goes_whole():
     rep = replicator_with(INT8)
     optimizer = rep.wrap_optimizer(optax.polyak_sgd())
@@ -318,6 +347,7 @@ def test_a_state_of_another_optimizer_is_refused():
         mine.update({"w": jnp.ones(2)}, other.init({"w": jnp.ones(2)}))
 
 
+@pytest.mark.slow
 def test_one_replica_sends_nothing_and_owes_nothing():
     state, _ = trained(replicator_with(INT8, n=1))
     assert not any(np.any(each) for each in owed_of(state["opt"]).values())

@@ -111,7 +111,9 @@ def updated(rep, *, accumulate=1, **options):
     return jax.device_get(state["params"])
 
 
-@pytest.mark.parametrize(("n", "accumulate"), [(2, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("n", "accumulate"), [pytest.param(2, 1, marks=pytest.mark.slow), (8, 2)]
+)
 def test_rows_give_the_answer_of_one_replica(n, accumulate):
     rep = replicator_with(ROWS, n=n)
     mine, true = updated(rep, accumulate=accumulate), updated(replicator.Replicator(1))
@@ -119,6 +121,7 @@ def test_rows_give_the_answer_of_one_replica(n, accumulate):
         np.testing.assert_allclose(mine[name], true[name], atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_only_rows_travel(accumulate):
     rep = replicator_with(ROWS)
@@ -139,6 +142,7 @@ def test_a_tied_table_is_added_up_whole():
     }
 
 
+@pytest.mark.slow
 def test_rows_of_a_loop_of_ones_own_are_those_of_its_microbatches():
     found = []
     for rep in (replicator_with(ROWS, n=2), replicator.Replicator(1)):
