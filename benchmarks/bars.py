@@ -86,6 +86,7 @@ BARS = (
     _bar("proof", "mislabelled", "==", 0),
     _bar("truth", "failed", "==", 0),
     _bar("strategy_matrix", "failed", "==", 0),
+    _bar("wire_bytes", "worst_error", "<=", 0.01),
     _bar("first_update", "missed", "==", 0),
     _bar("first_update", "false_alarms", "==", 0),
     _bar("partition_overhead", "same_program", "==", 1),

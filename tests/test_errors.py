@@ -548,6 +548,18 @@ def cut_wrongly():
     step(rep.init(init_cut), BATCH)
 
 
+def synchronised(pattern="*", reduction="fast", devices_per_host=None, **words):
+    rules = [strategies.Rule(pattern=pattern, **words)]
+    strategy = strategies.data_parallel(rules, devices_per_host=devices_per_host)
+    return replicas(8, strategy=strategy, reduction=reduction)
+
+
+def step_with_rules(wrapper=None, **words):
+    rep = synchronised(compress="int8", **words)
+    init_fn, step_fn = trainer((wrapper or rep).wrap_optimizer(optax.sgd(0.1)))
+    rep.inspect(step_fn, init_fn, regression_batch())
+
+
 def summed_loss():
     def loss_fn(params, batch):
         return ((batch["x"] @ params - batch["y"]) ** 2).sum()
@@ -2375,7 +2387,7 @@ ROWS = [
         ArgumentError,
         "`text` must hold known keys only, got 'shards' in line 2. Use one of name,"
         " kind, replica, shard, model, batch_axes, rules, whole_below_bytes, "
-        "variables.",
+        "variables, devices_per_host.",
     ),
     Row(
         "An unknown key in a cluster's file",
@@ -2479,16 +2491,113 @@ ROWS = [
         "data_parallel. For copies alone return `Rules([], replica=None)`.",
     ),
     Row(
-        "Rules of a strategy that gives each device all of the state",
-        lambda: strategies.Strategy(
-            name="mine",
-            kind="replicates",
-            replica=None,
-            rules=[strategies.Rule(pattern="params/*", stored="shard")],
+        "A rule that cuts, of a strategy that gives each device all of the state",
+        lambda: strategies.data_parallel(
+            [strategies.Rule(pattern="params/*", stored="shard")]
         ),
         ArgumentError,
-        "`rules` must be empty where a strategy replicates, got one for 'params/*': "
-        'every device keeps all of the state. Use `kind="partitions"`.',
+        "`rules` must leave variables whole where a strategy replicates, got one that "
+        "cuts 'params/*'. Use `Rules([...])`, or leave all but `synchronise` and "
+        "`compress` out.",
+    ),
+    Row(
+        "A rule for sums of gradients, of a strategy that partitions",
+        lambda: strategies.Rules(
+            [strategies.Rule(pattern="params/*", compress="int8")], shard=None
+        ),
+        ArgumentError,
+        "`rules` must leave `synchronise` and `compress` out where a strategy "
+        "partitions, got 'params/*' with 'int8': XLA adds gradients up. Use "
+        "`data_parallel([...])`.",
+    ),
+    Row(
+        "A rule for sums by hosts, and no number of their devices",
+        lambda: synchronised(synchronise="hierarchical"),
+        ArgumentError,
+        "`devices_per_host` must be given with rules that synchronise by hosts, and "
+        "only then, got None and rules for ['*']. Write `data_parallel([...], "
+        "devices_per_host=8)`.",
+    ),
+    Row(
+        "Hosts that do not divide the devices",
+        lambda: synchronised(synchronise="hierarchical", devices_per_host=3),
+        ArgumentError,
+        "`devices_per_host` must divide the 8 devices, got 3. Pass the number of "
+        "devices that each host has.",
+    ),
+    Row(
+        "An unknown form of numbers that travel",
+        lambda: synchronised(compress="int4"),
+        ArgumentError,
+        "`compress` must be None, 'bf16', 'f16', 'int8' or 'power_sgd(rank)', got "
+        "'int4'. Write for example 'power_sgd(4)'.",
+    ),
+    Row(
+        "Rows of an embedding in a narrow form",
+        lambda: synchronised(synchronise="rows", compress="int8"),
+        ArgumentError,
+        "`compress` must be None with `synchronise='rows'`, got 'int8'. Leave it out: "
+        "rows travel as they are.",
+    ),
+    Row(
+        "A narrow form for integers",
+        lambda: (
+            synchronised(compress="int8")
+            .wrap_optimizer(optax.sgd(1.0))
+            .init({"n": jnp.zeros(3, jnp.int32)})
+        ),
+        ArgumentError,
+        "`compress` must be for real floating-point parameters, got int32[3] (leaf "
+        "`params/n`). Give it a rule of its own before.",
+    ),
+    Row(
+        "A rank above the matrix",
+        lambda: (
+            synchronised(compress="power_sgd(9)")
+            .wrap_optimizer(optax.sgd(1.0))
+            .init({"w": jnp.zeros((64, 8))})
+        ),
+        ArgumentError,
+        "`compress` must have a rank of at most 8 here, got 9 for [64, 8] (leaf "
+        "`params/w`). Give it a rule of its own before.",
+    ),
+    Row(
+        "Rules for sums whose order of replicas is fixed",
+        lambda: synchronised(compress="int8", reduction="ordered"),
+        ArgumentError,
+        "`reduction` must be 'fast' with rules for synchronising, got 'ordered' and "
+        "one for '*'. Leave one of them out.",
+    ),
+    Row(
+        "An optimizer that does not have the rules of the replicator",
+        lambda: step_with_rules(replicator, pattern="*"),
+        ArgumentError,
+        "`strategy` must be that of the replicator in each optimizer, got `params` "
+        "wrapped with no rules. Wrap it with `rep.wrap_optimizer`.",
+    ),
+    Row(
+        "A rule for sums that matches no parameter of an optimizer",
+        lambda: step_with_rules(pattern="embedding/*"),
+        ArgumentError,
+        "`rules` must each match a parameter that an optimizer updates, got "
+        "'embedding/*', which matches none of: params/b1, params/w1, params/w2. "
+        "Begin it with the name of "
+        '`rep.wrap_optimizer(tx, name="params")`.',
+    ),
+    Row(
+        "The state of an optimizer that was wrapped without its rules",
+        lambda: (
+            synchronised(compress="int8")
+            .wrap_optimizer(optax.sgd(1.0))
+            .update(
+                {"w": jnp.ones(2)},
+                replicator.wrap_optimizer(optax.sgd(1.0)).init({"w": jnp.ones(2)}),
+            )
+        ),
+        ArgumentError,
+        "`state` must be made by `init` of this optimizer, got one with other rules of "
+        "a strategy for `params`. Use the same wrapped optimizer in `init_fn` and in "
+        "the step.",
     ),
     Row(
         "An array on another mesh that a step closes over",

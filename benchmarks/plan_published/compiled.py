@@ -36,7 +36,8 @@ from replicator import strategies
 from replicator.base.types import Device
 from replicator.engine.program_key import program_key
 from replicator.engine.step.state import state_shapes
-from replicator.strategies.cost import Features, Traffic
+from replicator.strategies.cost import Features
+from replicator.strategies.traffic import Traffic
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 RUNS = {run.decoder: run for run in V5E if run.tensor == 1}

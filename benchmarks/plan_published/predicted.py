@@ -15,15 +15,9 @@ from benchmarks.plan_published.published import DECODERS, SEQUENCE, Run
 from benchmarks.step.step_pair import replicator_init, replicator_step
 from replicator import strategies
 from replicator.engine.program_cost import TracedWork, traced_work
-from replicator.strategies.cost import (
-    Features,
-    StepTime,
-    Traffic,
-    forecast,
-    predict,
-    traffic_over,
-)
+from replicator.strategies.cost import Features, StepTime, forecast, predict
 from replicator.strategies.machine import Machine
+from replicator.strategies.traffic import Traffic, traffic_over
 
 
 def predicted(run: Run, kept: Kept | None, slices: int = 1) -> StepTime:

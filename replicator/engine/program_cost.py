@@ -19,7 +19,7 @@ from jax.extend import core
 from replicator.engine.analysis.dataflow import shape_of, sub_jaxprs
 from replicator.engine.inspection.collectives import collectives_of, ring_bytes
 from replicator.engine.memory import MemoryNeed, memory_need
-from replicator.strategies.cost import Traffic, together, traffic_over
+from replicator.strategies.traffic import Traffic, together, traffic_over
 
 # Name of XLA for each primitive.
 _COLLECTIVES = {

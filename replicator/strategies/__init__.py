@@ -14,15 +14,16 @@ from replicator.strategies.cluster_file import Host, Ssh
 from replicator.strategies.cost import (
     Features,
     StepTime,
-    Traffic,
     forecast,
     predict,
 )
 from replicator.strategies.hardware import Hardware
 from replicator.strategies.machine import Link, Machine
-from replicator.strategies.strategy import Rule, Strategy
+from replicator.strategies.rule import Rule
+from replicator.strategies.strategy import Strategy
 from replicator.strategies.table import table
 from replicator.strategies.text import from_json, from_yaml, to_json, to_yaml
+from replicator.strategies.traffic import Traffic
 from replicator.strategies.variables import Variable, variables_made_by, variables_of
 
 __all__ = [

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import yaml
 
 from replicator.errors import ArgumentError, check_text
-from replicator.strategies.strategy import Rule, Strategy
+from replicator.strategies.rule import Rule
+from replicator.strategies.strategy import Strategy
 
 T = TypeVar("T")
 

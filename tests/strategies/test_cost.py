@@ -5,14 +5,9 @@ import pytest
 
 from replicator import strategies
 from replicator.errors import ArgumentError
-from replicator.strategies.cost import (
-    Features,
-    Traffic,
-    forecast,
-    predict,
-    traffic_over,
-)
+from replicator.strategies.cost import Features, forecast, predict
 from replicator.strategies.machine import Machine
+from replicator.strategies.traffic import Traffic, traffic_over
 from replicator.strategies.variables import Variable, variables_of
 
 POD = Machine.from_topology("v5e:16x16")
@@ -208,6 +203,16 @@ def test_a_forecast_counts_the_state_read_and_written():
     )
     assert found.memory_bytes == 100 + 2 * 2 * 2**22 / 8
     assert found.flops == {"float32": 10}
+
+
+def test_a_sum_in_hosts_and_across_them_has_a_part_on_each_level():
+    rule = strategies.Rule(pattern="*", synchronise="hierarchical")
+    strategy = strategies.data_parallel([rule], devices_per_host=8)
+    features = forecast(strategy, [WEIGHT], 32, flops={})
+    found = predict(features, GPUS)
+    flat = predict(forecast(strategies.data_parallel(), [WEIGHT], 32, flops={}), GPUS)
+    assert set(found.links_s) == {"host", "network"}
+    assert found.links_s["network"] < flat.links_s["network"]
 
 
 def test_groups_of_one_axis_lie_where_their_devices_do():

@@ -14,8 +14,9 @@ from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
 from replicator.engine.memory import MemoryNeed, state_bytes
 from replicator.engine.program_cost import ProgramCost, TracedWork, engineering
-from replicator.strategies.cost import Features, together, traffic_over
+from replicator.strategies.cost import Features
 from replicator.strategies.table import aligned
+from replicator.strategies.traffic import together, traffic_over
 from replicator.strategies.variables import variables_of
 
 
