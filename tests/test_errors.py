@@ -554,6 +554,10 @@ def synchronised(pattern="*", reduction="fast", devices_per_host=None, **words):
     return replicas(8, strategy=strategy, reduction=reduction)
 
 
+def other_tree(tx):
+    return tx.update({"v": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
+
+
 def step_with_rules(wrapper=None, **words):
     rep = synchronised(compress="int8", **words)
     init_fn, step_fn = trainer((wrapper or rep).wrap_optimizer(optax.sgd(0.1)))
@@ -2583,6 +2587,14 @@ ROWS = [
         "'embedding/*', which matches none of: params/b1, params/w1, params/w2. "
         "Begin it with the name of "
         '`rep.wrap_optimizer(tx, name="params")`.',
+    ),
+    Row(
+        "Gradients of another tree than that of the parameters, under rules for sums",
+        lambda: other_tree(synchronised(compress="int8").wrap_optimizer(optax.sgd(1))),
+        ArgumentError,
+        "`grads` must have the paths of the parameters that `init` was given, got "
+        "`params/v`, for which a rule of the strategy has no state. Pass gradients of "
+        "the same tree.",
     ),
     Row(
         "The state of an optimizer that was wrapped without its rules",

@@ -92,7 +92,7 @@ class Reducer:
                 if method.rank:
                     factors[path] = first_factor(path, leaf, method.rank)
         return SynchroniserState(
-            owed=PerReplica(owed, on_resize="sum"),
+            owed=PerReplica(owed, on_resize="sum") if owed else None,
             factors=factors,
             paths=tuple(path for path, _ in leaves),
             strategy=self.strategy,
@@ -156,14 +156,15 @@ class Reducer:
         axis = resolve_axis(self.axis_name)
         share = None if terms.weight is None else share_of(terms.weight, axis)
         divisor = axis.size if terms.op == "mean" and share is None else 1
-        owed, factors = dict(kept.owed.value), dict(kept.factors)
+        owed, factors = dict(kept.owed.value if kept.owed else {}), dict(kept.factors)
         for n, (path, method) in enumerate(methods):
             if path is None:
                 continue
+            self._check_known(path, kept)
             term = leaves[n] if share is None else weighted_term(leaves[n], share)
             if path in owed:
-                term = _Term(term, divisor, scale)
-                sent = term.send(owed[path], method, axis, factors.get(path))
+                mine = _Term(term, divisor, scale)
+                sent = mine.send(owed[path], method, axis, factors.get(path))
                 total, owed[path] = sent.total, sent.owed
                 factors |= {path: sent.factor} if path in factors else {}
             else:
@@ -171,7 +172,7 @@ class Reducer:
                 total = total if divisor == 1 else total / divisor
             found[n] = like_leaf(total, leaves[n])
         grads = structure.unflatten(found[n] for n in range(len(leaves)))
-        owing = dataclasses.replace(kept.owed, value=owed)
+        owing = kept.owed and dataclasses.replace(kept.owed, value=owed)
         after = dataclasses.replace(kept, owed=owing, factors=factors)
         return Reduced(grads, after)
 
@@ -211,6 +212,14 @@ class Reducer:
                 "`state` must be made by `init` of this optimizer, got one with other "
                 f"rules of a strategy for `{self.name}`. Use the same wrapped "
                 "optimizer in `init_fn` and in the step."
+            )
+
+    def _check_known(self, path: str, kept: SynchroniserState) -> None:
+        if path not in kept.paths:
+            raise ArgumentError(
+                "`grads` must have the paths of the parameters that `init` was given, "
+                f"got `{path}`, for which a rule of the strategy has no state. Pass "
+                "gradients of the same tree."
             )
 
 

@@ -172,13 +172,13 @@ class SynchroniserState:
     Attributes:
       owed: Part of gradients that this replica did not send yet, by path: in shares of
         the update, without a loss scale. All replicas together owe the same after a
-        restore on another number of them.
+        restore on another number of them. None where all ways are exact.
       factors: Warm start of each approximation of low rank, by path.
       paths: Paths of the parameters, each with the name of the optimizer in front.
       strategy: Strategy that has the rules.
     """
 
-    owed: PerReplica
+    owed: PerReplica | None
     factors: dict[str, jax.Array]
     paths: tuple[str, ...] = dataclasses.field(metadata=_STATIC)
     strategy: Strategy = dataclasses.field(metadata=_STATIC)

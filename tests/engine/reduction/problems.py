@@ -44,8 +44,11 @@ def losses_of(params, batch):
     return ((hidden @ params["down"] - batch["y"]) ** 2).mean(axis=1)
 
 
-def problem(rep, tx=SUMMING, *, weighted=False, truth=True, **options):
-    """Return `init_fn` and `step_fn`; `truth` in the state sums the true gradients."""
+def problem(rep, tx=SUMMING, *, weighted=None, truth=True, **options):
+    """Return `init_fn` and `step_fn`; `truth` in the state sums the true gradients.
+
+    Examples are masked if they are `weighted`, by "count" or by "weight".
+    """
     optimizer = rep.wrap_optimizer(tx, **options)
 
     def init_fn(key):
@@ -65,6 +68,8 @@ def problem(rep, tx=SUMMING, *, weighted=False, truth=True, **options):
             loss, grads = replicator.value_and_grad(loss_fn)(params)
             given, count = {"count": loss.weight}, batch["mask"].sum()
             mean = jax.tree.map(lambda g: g / count, grads)
+            if weighted == "weight":
+                grads, given = mean, {"weight": count}
             true = all_reduce(mean, weight=count) if truth else None
         else:
             loss, grads = jax.value_and_grad(lambda p: losses_of(p, batch).mean())(
