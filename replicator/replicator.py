@@ -143,8 +143,8 @@ class Replicator:
         """Reduce gradients over replicas, then let `tx` update.
 
         See `replicator.wrap_optimizer` for arguments, result and errors; this one adds
-        the replicator's `reduction`. Under a strategy that partitions, pass
-        `accumulate` to `compile` instead.
+        the replicator's `reduction` and its strategy's rules. Under a strategy that
+        partitions, pass `accumulate` to `compile` instead.
 
         >>> optimizer = rep.wrap_optimizer(optax.sgd(0.1))
         >>> opt = optimizer.init({"w": jnp.zeros(3)})
@@ -157,6 +157,7 @@ class Replicator:
             loss_scale=loss_scale,
             accumulate=accumulate,
             reduction=self._defaults.reduction,
+            strategy=make_step.rules_of(self._layout),
         )
 
     @eager("rep.init")

@@ -62,6 +62,7 @@ from replicator.errors import (
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
+from replicator.strategies import Machine
 from replicator.testing.faults import Injector, parse
 from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
 from replicator.training.nonfinite.rollback import Recovery
@@ -545,6 +546,22 @@ def cut_wrongly():
     rep = replicas(8, strategy=strategies.fsdp(whole_below_bytes=0))
     step = rep.compile(step_from(centred), check_first_updates=True)
     step(rep.init(init_cut), BATCH)
+
+
+def synchronised(pattern="*", reduction="fast", devices_per_host=None, **words):
+    rules = [strategies.Rule(pattern=pattern, **words)]
+    strategy = strategies.data_parallel(rules, devices_per_host=devices_per_host)
+    return replicas(8, strategy=strategy, reduction=reduction)
+
+
+def other_tree(tx):
+    return tx.update({"v": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
+
+
+def step_with_rules(wrapper=None, **words):
+    rep = synchronised(compress="int8", **words)
+    init_fn, step_fn = trainer((wrapper or rep).wrap_optimizer(optax.sgd(0.1)))
+    rep.inspect(step_fn, init_fn, regression_batch())
 
 
 def summed_loss():
@@ -2374,7 +2391,86 @@ ROWS = [
         ArgumentError,
         "`text` must hold known keys only, got 'shards' in line 2. Use one of name,"
         " kind, replica, shard, model, batch_axes, rules, whole_below_bytes, "
-        "variables.",
+        "variables, devices_per_host.",
+    ),
+    Row(
+        "An unknown key in a cluster's file",
+        lambda: Machine.from_yaml("nodes:\n- {address: a, gpu: [0]}\n"),
+        ArgumentError,
+        "`text` must hold known keys only, got 'gpu' in line 2. Use one of address,"
+        " chief, cpus, gpus, ssh_config, network_bandwidth.",
+    ),
+    Row(
+        "Two chiefs in a cluster's file",
+        lambda: Machine.from_yaml(
+            "nodes:\n- {address: a, chief: true}\n- {address: b, chief: true}\n"
+        ),
+        ArgumentError,
+        "`chief` must be true once, as in line 2, got 'true' in line 3. Leave it out.",
+    ),
+    Row(
+        "No chief among several nodes",
+        lambda: Machine.from_yaml("nodes:\n- address: a\n- address: b\n"),
+        ArgumentError,
+        "`nodes` must have one chief, got 2 nodes without one in line 2. Write `chief:"
+        " true` below the one that launches.",
+    ),
+    Row(
+        "A loopback among several nodes",
+        lambda: Machine.from_yaml(
+            "nodes:\n- {address: a, chief: true}\n- address: localhost\n"
+        ),
+        ArgumentError,
+        "`address` must be one that the other nodes reach, got 'localhost' in line 3."
+        " Write its name or IP address in the network.",
+    ),
+    Row(
+        "An ssh group that is not there",
+        lambda: Machine.from_yaml("nodes:\n- {address: a, ssh_config: worker}\n"),
+        ArgumentError,
+        "`ssh_config` must name a group below `ssh`, got 'worker' in line 2. Add it.",
+    ),
+    Row(
+        "A kind of device without published figures",
+        lambda: Machine.from_yaml("device: abacus\nnodes: [{address: a}]\n"),
+        ArgumentError,
+        "`device` must be of a kind with published figures, got 'abacus'. Leave it out,"
+        " and take measured ones: `machine.with_figures_of(other)`.",
+    ),
+    Row(
+        "A topology that does not exist",
+        lambda: Machine.from_topology("v5e:3x5"),
+        ArgumentError,
+        "`topology` must be a slice of v5e that exists, got 'v5e:3x5'. Use one of 1x1,"
+        " 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16.",
+    ),
+    Row(
+        "A topology of more GPUs than a host has",
+        lambda: Machine.from_topology("h100:2x16"),
+        ArgumentError,
+        "`topology` must be a number of hosts and of GPUs in each, at most 8, got "
+        "'h100:2x16'. Write `h100:8` or `h100:2x8`.",
+    ),
+    Row(
+        "A prediction on a machine that is too small",
+        lambda: strategies.predict(
+            strategies.Features(num_devices=16, flops={}),
+            Machine.from_topology("h100:8"),
+        ),
+        ArgumentError,
+        "`machine` must have the 16 devices of the step, got h100:8 with 8. Take a "
+        "larger one.",
+    ),
+    Row(
+        "A prediction on a machine without figures",
+        lambda: strategies.predict(
+            strategies.Features(num_devices=1, flops={}),
+            Machine.from_yaml("nodes: [{address: a}]"),
+        ),
+        ArgumentError,
+        "`machine` must have figures of its devices, got cluster without. Run "
+        "`replicator devices --calibrate` on it, or name the kind in its file: "
+        "`device: ...`.",
     ),
     Row(
         "A builder of strategies that was not called",
@@ -2399,16 +2495,121 @@ ROWS = [
         "data_parallel. For copies alone return `Rules([], replica=None)`.",
     ),
     Row(
-        "Rules of a strategy that gives each device all of the state",
-        lambda: strategies.Strategy(
-            name="mine",
-            kind="replicates",
-            replica=None,
-            rules=[strategies.Rule(pattern="params/*", stored="shard")],
+        "A rule that cuts, of a strategy that gives each device all of the state",
+        lambda: strategies.data_parallel(
+            [strategies.Rule(pattern="params/*", stored="shard")]
         ),
         ArgumentError,
-        "`rules` must be empty where a strategy replicates, got one for 'params/*': "
-        'every device keeps all of the state. Use `kind="partitions"`.',
+        "`rules` must leave variables whole where a strategy replicates, got one that "
+        "cuts 'params/*'. Use `Rules([...])`, or leave all but `synchronise` and "
+        "`compress` out.",
+    ),
+    Row(
+        "A rule for sums of gradients, of a strategy that partitions",
+        lambda: strategies.Rules(
+            [strategies.Rule(pattern="params/*", compress="int8")], shard=None
+        ),
+        ArgumentError,
+        "`rules` must leave `synchronise` and `compress` out where a strategy "
+        "partitions, got 'params/*' with 'int8': XLA adds gradients up. Use "
+        "`data_parallel([...])`.",
+    ),
+    Row(
+        "A rule for sums by hosts, and no number of their devices",
+        lambda: synchronised(synchronise="hierarchical"),
+        ArgumentError,
+        "`devices_per_host` must be given with rules that synchronise by hosts, and "
+        "only then, got None and rules for ['*']. Write `data_parallel([...], "
+        "devices_per_host=8)`.",
+    ),
+    Row(
+        "Hosts that do not divide the devices",
+        lambda: synchronised(synchronise="hierarchical", devices_per_host=3),
+        ArgumentError,
+        "`devices_per_host` must divide the 8 devices, got 3. Pass the number of "
+        "devices that each host has.",
+    ),
+    Row(
+        "An unknown form of numbers that travel",
+        lambda: synchronised(compress="int4"),
+        ArgumentError,
+        "`compress` must be None, 'bf16', 'f16', 'int8' or 'power_sgd(rank)', got "
+        "'int4'. Write for example 'power_sgd(4)'.",
+    ),
+    Row(
+        "Rows of an embedding in a narrow form",
+        lambda: synchronised(synchronise="rows", compress="int8"),
+        ArgumentError,
+        "`compress` must be None with `synchronise='rows'`, got 'int8'. Leave it out: "
+        "rows travel as they are.",
+    ),
+    Row(
+        "A narrow form for integers",
+        lambda: (
+            synchronised(compress="int8")
+            .wrap_optimizer(optax.sgd(1.0))
+            .init({"n": jnp.zeros(3, jnp.int32)})
+        ),
+        ArgumentError,
+        "`compress` must be for real floating-point parameters, got int32[3] (leaf "
+        "`params/n`). Give it a rule of its own before.",
+    ),
+    Row(
+        "A rank above the matrix",
+        lambda: (
+            synchronised(compress="power_sgd(9)")
+            .wrap_optimizer(optax.sgd(1.0))
+            .init({"w": jnp.zeros((64, 8))})
+        ),
+        ArgumentError,
+        "`compress` must have a rank of at most 8 here, got 9 for [64, 8] (leaf "
+        "`params/w`). Give it a rule of its own before.",
+    ),
+    Row(
+        "Rules for sums whose order of replicas is fixed",
+        lambda: synchronised(compress="int8", reduction="ordered"),
+        ArgumentError,
+        "`reduction` must be 'fast' with rules for synchronising, got 'ordered' and "
+        "one for '*'. Leave one of them out.",
+    ),
+    Row(
+        "An optimizer that does not have the rules of the replicator",
+        lambda: step_with_rules(replicator, pattern="*"),
+        ArgumentError,
+        "`strategy` must be that of the replicator in each optimizer, got `params` "
+        "wrapped with no rules. Wrap it with `rep.wrap_optimizer`.",
+    ),
+    Row(
+        "A rule for sums that matches no parameter of an optimizer",
+        lambda: step_with_rules(pattern="embedding/*"),
+        ArgumentError,
+        "`rules` must each match a parameter that an optimizer updates, got "
+        "'embedding/*', which matches none of: params/b1, params/w1, params/w2. "
+        "Begin it with the name of "
+        '`rep.wrap_optimizer(tx, name="params")`.',
+    ),
+    Row(
+        "Gradients of another tree than that of the parameters, under rules for sums",
+        lambda: other_tree(synchronised(compress="int8").wrap_optimizer(optax.sgd(1))),
+        ArgumentError,
+        "`grads` must have the paths of the parameters that `init` was given, got "
+        "`params/v`, for which a rule of the strategy has no state. Pass gradients of "
+        "the same tree.",
+    ),
+    Row(
+        "The state of an optimizer that was wrapped without its rules",
+        lambda: (
+            synchronised(compress="int8")
+            .wrap_optimizer(optax.sgd(1.0))
+            .update(
+                {"w": jnp.ones(2)},
+                replicator.wrap_optimizer(optax.sgd(1.0)).init({"w": jnp.ones(2)}),
+            )
+        ),
+        ArgumentError,
+        "`state` must be made by `init` of this optimizer, got one with other rules of "
+        "a strategy for `params`. Use the same wrapped optimizer in `init_fn` and in "
+        "the step.",
     ),
     Row(
         "An array on another mesh that a step closes over",

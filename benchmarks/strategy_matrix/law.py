@@ -14,7 +14,7 @@ compared by law 1's tolerance, and what is wrong is named.
 
 import dataclasses
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -97,8 +97,13 @@ class Oracles:
 
 def problem(setting: Setting, oracles: Oracles) -> str | None:
     """Return what is wrong with a run, or None."""
+    return explained(lambda: _judged(setting, oracles))
+
+
+def explained(judge: Callable[[], str | None]) -> str | None:
+    """Return what `judge` returns, or the error that it raised, with its line."""
     try:
-        return _judged(setting, oracles)
+        return judge()
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [each for each in frames if "site-packages" not in each.filename]

@@ -105,7 +105,7 @@ def all_reduce(
     check_op_dtypes(tree, op)
     sum_leaf = ordered_sum_leaf if reduction == "ordered" else _sum_leaf
     if weight is not None:
-        share = _share_of(_checked_weight(weight, op), axis, sum_leaf)
+        share = share_of(_checked_weight(weight, op), axis, sum_leaf)
         combine = functools.partial(_weighted_mean_leaf, share=share, sum_leaf=sum_leaf)
     else:
         combine = _combine_fn(op, sum_leaf)
@@ -153,25 +153,31 @@ def _checked_weight(weight: ArrayLike, op: str) -> Float[Array, ""]:
     return scalar.astype(float)
 
 
-def _share_of(
-    weight: Float[Array, ""], axis: Axis, sum_leaf: _SumFn
+def share_of(
+    weight: Float[Array, ""], axis: Axis, sum_leaf: _SumFn | None = None
 ) -> Float[Array, ""]:
+    """Return the share of this replica in a mean over all, 0 if all weigh nothing."""
     # Shares, not weights, multiply the leaves: a count of tokens overflows float16 and
     # is rounded by bfloat16; a share does neither, and leaves keep their own dtype.
-    total = sum_leaf(weight, axis)
+    total = (sum_leaf or _sum_leaf)(weight, axis)
     return jnp.where(total == 0, 0.0, weight / jnp.where(total == 0, 1.0, total))
 
 
-def _weighted_mean_leaf(
-    leaf: Array, axis: Axis, *, share: Float[Array, ""], sum_leaf: _SumFn
-) -> Array:
+def weighted_term(leaf: Array, share: Float[Array, ""]) -> Array:
+    """Return the term of this replica in a weighted mean, in the dtype of the sum."""
     # Only NaN and infinity are taken out: the gradient in the weight stays right.
     ignored = (share == 0) & ~jnp.isfinite(leaf)
     counted = jnp.where(ignored, jnp.zeros_like(leaf), leaf)
     wide = sum_dtype(leaf.dtype)
     shared = counted.astype(wide) * share.astype(wide)
     # Narrow again where sums may be narrow, so that bfloat16 travels as it is.
-    return sum_leaf(shared.astype(wire_dtype(leaf.dtype)), axis)
+    return shared.astype(wire_dtype(leaf.dtype))
+
+
+def _weighted_mean_leaf(
+    leaf: Array, axis: Axis, *, share: Float[Array, ""], sum_leaf: _SumFn
+) -> Array:
+    return sum_leaf(weighted_term(leaf, share), axis)
 
 
 def _combine_fn(op: str, sum_leaf: _SumFn) -> Callable[[Array, Axis], Array]:

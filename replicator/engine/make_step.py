@@ -66,7 +66,8 @@ def make_layout(
     else:
         check_kind("strategy", strategy, Strategy)
         if strategy is None or strategy.kind == "replicates":
-            return ReplicatedLayout(mesh, processes)
+            _check_order(strategy, reduction)
+            return ReplicatedLayout(mesh, processes, strategy)
         name = strategy.name
     if reduction == "ordered":
         raise ArgumentError(
@@ -74,6 +75,25 @@ def make_layout(
             f"'ordered' and {name}. Leave it out: there is one replica."
         )
     return PartitionedLayout(strategy, list(mesh.devices.flat), processes)
+
+
+def _check_order(strategy: Strategy | None, reduction: Reduction) -> None:
+    """Refuse rules for sums of which the order of replicas is fixed."""
+    found = [each for each in strategy.rules if each.synchronises] if strategy else []
+    if reduction == "ordered" and found:
+        raise ArgumentError(
+            "`reduction` must be 'fast' with rules for synchronising, got 'ordered' "
+            f"and one for {found[0].pattern!r}. Leave one of them out."
+        )
+
+
+def rules_of(layout: Layout) -> Strategy | None:
+    """Return the strategy by whose rules replicas add up gradients; None for none.
+
+    >>> rules_of(rep.layout).name
+    'data_parallel'
+    """
+    return layout.strategy if isinstance(layout, ReplicatedLayout) else None
 
 
 def check_own_sums(layout: Layout, accumulate: int) -> None:

@@ -29,7 +29,8 @@ from replicator.engine.step.optimizer_state import OwnSums
 from replicator.engine.step.state import RunState
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
-from replicator.strategies.strategy import Cut, Placement, Strategy, padded_shape
+from replicator.strategies.rule import Cut
+from replicator.strategies.strategy import Placement, Strategy, padded_shape
 from replicator.strategies.variables import Variable, variables_of
 
 _log = logging.getLogger(__name__)

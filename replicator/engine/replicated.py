@@ -28,6 +28,10 @@ from replicator.engine.analysis import dataflow
 from replicator.engine.analysis import replication_check as proof
 from replicator.engine.analysis.other_meshes import names_axes, refuse_other_meshes
 from replicator.engine.layout import STATE, OneProcess, ProcessGroup, ValueKind
+from replicator.engine.reduction.rules import check_rules
+from replicator.engine.step.optimizer_state import optimizer_states
+from replicator.strategies.builders import data_parallel
+from replicator.strategies.strategy import Strategy
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -38,10 +42,21 @@ class ReplicatedLayout:
     Args:
       mesh: The devices, under the axis `replica`.
       processes: The processes that share them.
+      strategy: A strategy that replicates, whose rules decide how gradients add up.
+
+    Raises:
+      ArgumentError: The strategy does not fit the devices.
     """
 
-    def __init__(self, mesh: Mesh, processes: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        processes: ProcessGroup | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.mesh = mesh
+        self.strategy = strategy or data_parallel()
+        self.strategy.sizes(mesh.size)
         self.processes = processes or OneProcess()
         self.num_replicas = mesh.size
         self.batch_owners = [device.process_index for device in mesh.devices.flat]
@@ -125,12 +140,14 @@ class ReplicatedLayout:
         """Prove that the state is equal on all replicas, declared leaves apart.
 
         Raises:
-          ArgumentError: The step constrains a value to another mesh.
+          ArgumentError: The step constrains a value to another mesh, or a rule of the
+            strategy has no part in it.
           ReplicationError: A leaf may differ; see `prove_replicated`.
 
         Warns:
           SharedRandomKeyWarning: All replicas draw the same numbers for their examples.
         """
+        check_rules(self.strategy, optimizer_states(state))
         [eqn] = [eqn for eqn in traced.eqns if eqn.primitive.name == "shard_map"]
         [inside] = dataflow.sub_jaxprs(eqn)
         refuse_other_meshes(inside, self.mesh.axis_names)
@@ -154,8 +171,9 @@ class ReplicatedLayout:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the engine and its mesh in plain JSON, for records."""
-        return {"engine": "replicates", "mesh": dict(self.mesh.shape)}
+        """Return engine, mesh and the strategy's rules in plain JSON, for records."""
+        rules = self.strategy.as_json() if self.strategy.rules else {}
+        return {"engine": "replicates", "mesh": dict(self.mesh.shape), **rules}
 
 
 def _in_no_mesh(replica: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -10,26 +10,44 @@ from collections.abc import Callable, Mapping, Sequence
 from replicator.base.tracebacks import short_traceback
 from replicator.base.types import Device
 from replicator.errors import ArgumentError
-from replicator.strategies.strategy import (
-    WHOLE_BELOW_BYTES,
-    Partition,
-    Rule,
-    Strategy,
-    Uneven,
-)
+from replicator.strategies.rule import Partition, Rule, Uneven
+from replicator.strategies.strategy import WHOLE_BELOW_BYTES, Strategy
 from replicator.strategies.variables import Variable
 
 Builder = Callable[[tuple[Variable, ...], Sequence[Device]], Strategy]
 """A function of the variables of a state and the devices that returns a strategy."""
 
 
-def data_parallel() -> Strategy:
+@short_traceback
+def data_parallel(
+    rules: Sequence[Rule] = (), *, devices_per_host: int | None = None
+) -> Strategy:
     """Give each device a replica: parameters whole, gradients reduced by the step.
+
+    Args:
+      rules: Rules with `synchronise` or `compress`, of which the first match decides
+        how replicas add up a gradient; a plain all-reduce where none matches. Paths
+        begin with the `name` of the wrapped optimizer: `params/embedding`.
+      devices_per_host: Number of devices that fast links join, for rules with
+        `synchronise="hierarchical"`.
+
+    Raises:
+      ArgumentError: `rules` is not a list of rules, one cuts variables, or they and
+        `devices_per_host` do not go together.
 
     >>> data_parallel().sizes(8)
     {'replica': 8, 'shard': 1, 'model': 1}
+    >>> narrow = data_parallel([Rule(pattern="*", compress="int8")])
+    >>> narrow.rules[0].compress
+    'int8'
     """
-    return Strategy(name="data_parallel", kind="replicates", replica=None)
+    return Strategy(
+        name="data_parallel",
+        kind="replicates",
+        replica=None,
+        rules=_listed(rules, 'data_parallel([Rule(pattern="*", compress="int8")])'),
+        devices_per_host=devices_per_host,
+    )
 
 
 @short_traceback
@@ -185,19 +203,22 @@ def Rules(
     >>> kept.rules[0].stored                             # whole
     ()
     """
-    if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
-        raise ArgumentError(
-            f"`rules` must be a list of rules, got {rules!r}. Write "
-            '`Rules([Rule(pattern="*", stored="shard")], shard=None)`.'
-        )
     return Strategy(
         name="rules",
         replica=replica,
         shard=shard,
         model=model,
-        rules=tuple(rules),
+        rules=_listed(rules, 'Rules([Rule(pattern="*", stored="shard")], shard=None)'),
         whole_below_bytes=whole_below_bytes,
     )
+
+
+def _listed(rules: Sequence[Rule], example: str) -> tuple[Rule, ...]:
+    if not isinstance(rules, Sequence) or not all(isinstance(r, Rule) for r in rules):
+        raise ArgumentError(
+            f"`rules` must be a list of rules, got {rules!r}. Write `{example}`."
+        )
+    return tuple(rules)
 
 
 def _sharded(

@@ -1,19 +1,14 @@
-"""A strategy: how each variable of a state lies on devices, as data.
-
-A partition names the mesh axes along which the dimensions of an array are cut: `()`
-whole; `(None, "model")` the second dimension over `model`; `"shard"` the largest
-dimension that divides over `shard`, the first of equals: its pieces are contiguous. If
-none does, a rule may have the largest padded.
-"""
+"""A strategy: mesh axes and rules, which decide how each variable lies on devices."""
 
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from replicator.collectives.synchronise.method import SumMethod
 from replicator.errors import (
     ArgumentError,
     check_counts,
@@ -21,50 +16,10 @@ from replicator.errors import (
     check_whole,
     check_word,
 )
+from replicator.strategies.rule import AXES, Cut, Partition, Rule, axes_of
 from replicator.strategies.variables import Variable
 
-Partition = str | tuple[str | None, ...]
-Cut = tuple[str | None, ...]
-"""The mesh axis of each dimension of one array."""
-
-AXES = ("replica", "shard", "model")
 WHOLE_BELOW_BYTES = 16 * 1024
-
-Uneven = Literal["whole", "refuse", "pad"]
-"""Treatment of a variable that does not divide."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """Partitions of the variables whose path matches a pattern.
-
-    Attributes:
-      pattern: Pattern of the parameter's path, as `fnmatch`: `*` matches slashes too.
-      stored: Partition between uses.
-      computed: Partition where it is multiplied; whole by default.
-      gradient: Partition of its gradient; None for that of the optimizer's state.
-      optimizer: Partition of the optimizer's state for it; None for `stored`.
-      uneven: Treatment of a variable that does not divide: left `"whole"`, `"refuse"`d,
-        or cut with padding behind it: `"pad"`.
-    """
-
-    pattern: str
-    stored: Partition = ()
-    computed: Partition = ()
-    gradient: Partition | None = None
-    optimizer: Partition | None = None
-    uneven: Uneven = "whole"
-
-    def __post_init__(self) -> None:
-        check_text("pattern", self.pattern)
-        check_word("uneven", self.uneven, get_args(Uneven))
-        for name in ("stored", "computed", "gradient", "optimizer"):
-            partition = _checked(name, getattr(self, name))
-            if partition is None and name in ("stored", "computed"):
-                raise ArgumentError(
-                    f"`{name}` must be a partition, got None. Write `()` for whole."
-                )
-            object.__setattr__(self, name, partition)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +54,8 @@ class Strategy:
       rules: Rules, of which the first that matches a parameter's path decides.
       whole_below_bytes: Smaller variables stay whole, unless a rule names dimensions.
       variables: `path shape` of the parameters that it was made for; empty for any.
+      devices_per_host: Number of devices that fast links join, for rules that
+        synchronise by hosts; None where there are none.
 
     Raises:
       ArgumentError: A field breaks its rule.
@@ -113,6 +70,7 @@ class Strategy:
     rules: tuple[Rule, ...] = ()
     whole_below_bytes: int = WHOLE_BELOW_BYTES
     variables: tuple[str, ...] = ()
+    devices_per_host: int | None = None
 
     def __post_init__(self) -> None:
         check_text("name", self.name)
@@ -139,16 +97,37 @@ class Strategy:
             object.__setattr__(
                 self, name, _listed(name, getattr(self, name), kind, remedy)
             )
-        if self.kind == "replicates" and self.rules:
-            raise ArgumentError(
-                "`rules` must be empty where a strategy replicates, got one for "
-                f"{self.rules[0].pattern!r}: every device keeps all of the state. Use "
-                '`kind="partitions"`.'
-            )
+        self._check_rules()
         if tuple(axis for axis in AXES if axis in self.batch_axes) != self.batch_axes:
             raise ArgumentError(
                 f"`batch_axes` must be some of {AXES}, in this order, got "
                 f"{self.batch_axes!r}. Leave it out for ('replica', 'shard')."
+            )
+
+    def _check_rules(self) -> None:
+        """Refuse a rule that this kind of strategy would ignore."""
+        for rule in self.rules:
+            if self.kind == "replicates" and rule.partitions:
+                raise ArgumentError(
+                    "`rules` must leave variables whole where a strategy replicates, "
+                    f"got one that cuts {rule.pattern!r}. Use `Rules([...])`, or leave "
+                    "all but `synchronise` and `compress` out."
+                )
+            if self.kind == "partitions" and rule.synchronises:
+                raise ArgumentError(
+                    "`rules` must leave `synchronise` and `compress` out where a "
+                    f"strategy partitions, got {rule.pattern!r} with "
+                    f"{rule.compress or rule.synchronise!r}: XLA adds gradients up. "
+                    "Use `data_parallel([...])`."
+                )
+        by_hosts = [r.pattern for r in self.rules if r.synchronise == "hierarchical"]
+        if self.devices_per_host is not None:
+            check_counts(self, "devices_per_host")
+        if bool(by_hosts) != (self.devices_per_host is not None):
+            raise ArgumentError(
+                "`devices_per_host` must be given with rules that synchronise by hosts,"
+                f" and only then, got {self.devices_per_host} and rules for "
+                f"{by_hosts}. Write `data_parallel([...], devices_per_host=8)`."
             )
 
     def sizes(self, num_devices: int) -> dict[str, int]:
@@ -167,6 +146,11 @@ class Strategy:
             raise ArgumentError(
                 f"`strategy` must fit {num_devices} devices, got {self.name} with "
                 f"{self._mesh_text()}. Choose sizes whose product is {num_devices}."
+            )
+        if num_devices > (host := self.devices_per_host or 1) and num_devices % host:
+            raise ArgumentError(
+                f"`devices_per_host` must divide the {num_devices} devices, got {host}."
+                " Pass the number of devices that each host has."
             )
         return {
             axis: num_devices // fixed if size is None else size
@@ -205,6 +189,26 @@ class Strategy:
         """Return the rule that decides; None if none matches."""
         matching = (r for r in self.rules if fnmatchcase(variable.follows, r.pattern))
         return next(matching, None)
+
+    def method_of(self, path: str) -> SumMethod:
+        """Return how replicas add up the gradient of the parameter at `path`.
+
+        >>> rule = Rule(pattern="params/*", compress="int8")
+        >>> mine = Strategy(name="a", kind="replicates", replica=None, rules=(rule,))
+        >>> mine.method_of("params/w").compress, mine.method_of("other/w").compress
+        ('int8', None)
+        """
+        for rule in self.rules:
+            if fnmatchcase(path, rule.pattern):
+                hosts = self.devices_per_host
+                if rule.synchronise != "hierarchical":
+                    hosts = None
+                return SumMethod(
+                    synchronise=rule.synchronise,
+                    compress=rule.compress,
+                    devices_per_host=hosts,
+                )
+        return SumMethod()
 
     def _cut(
         self, partition: Partition, variable: Variable, rule: Rule, sizes: dict
@@ -304,30 +308,6 @@ def parameters_of(variables: tuple[Variable, ...]) -> tuple[str, ...]:
     )
 
 
-def _checked(name: str, partition: Any) -> Partition | None:
-    """Return a partition with its dimensions in a tuple, from any list of them.
-
-    Raises:
-      ArgumentError: It is not a partition, names an unknown axis, or one axis twice.
-    """
-    if partition is not None and not isinstance(partition, str):
-        if not isinstance(partition, Iterable):
-            raise ArgumentError(
-                f"`{name}` must be a partition, got {partition!r}. Write for example "
-                '`(None, "model")`.'
-            )
-        partition = tuple(partition)
-    axes = _axes(partition)
-    for axis in axes:
-        check_word(name, axis, AXES)
-        if axes.count(axis) > 1:
-            raise ArgumentError(
-                f"`{name}` must name each mesh axis once, got {partition!r}. Cut one "
-                "dimension by it."
-            )
-    return partition
-
-
 def _listed(name: str, value: Any, kind: type, remedy: str) -> tuple[Any, ...]:
     """Return the list in a field as a tuple.
 
@@ -343,19 +323,13 @@ def _listed(name: str, value: Any, kind: type, remedy: str) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _axes(partition: Partition | None) -> list[str]:
-    if isinstance(partition, str):
-        return [partition]
-    return [axis for axis in partition or () if axis is not None]
-
-
 def _uneven(variable: Variable, partition: Partition, sizes: dict) -> ArgumentError:
     if not isinstance(partition, str) and len(partition) > len(variable.shape):
         return ArgumentError(
             f"`{variable.path}` must have as many dimensions as its partition, got the "
             f"shape {list(variable.shape)} for {partition!r}. Change its rule."
         )
-    cut = {axis: sizes[axis] for axis in _axes(partition)}
+    cut = {axis: sizes[axis] for axis in axes_of(partition)}
     return ArgumentError(
         f"`{variable.path}` must divide over {cut}, got the shape "
         f"{list(variable.shape)} for the partition {partition!r}. Change its rule, "

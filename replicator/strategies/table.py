@@ -1,10 +1,13 @@
 """Print a strategy for the variables of a state: partitions, and bytes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from replicator.strategies.strategy import Cut, Strategy, padded_shape
+from replicator.collectives.synchronise.method import SumMethod, sent_by_level
+from replicator.strategies.rule import Cut
+from replicator.strategies.strategy import Strategy, padded_shape
+from replicator.strategies.traffic import Traffic, traffic_over
 from replicator.strategies.variables import Variable
 
 
@@ -19,7 +22,8 @@ class TableRow:
       device_bytes: Number of bytes on each device between steps, with padding.
       wire_bytes: Number of bytes that a device sends for it in a step, if collectives
         are rings: gathered where it is used, forward and backward; its gradient
-        scattered, or summed whole. Tensor-parallel activations are not counted.
+        scattered, or summed whole, or by the rule for it. Tensor-parallel activations
+        are not counted, and of rows only a program knows how many there are.
     """
 
     path: str
@@ -95,11 +99,27 @@ def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Table
         nbytes=variable.nbytes,
         stored=placed.stored,
         device_bytes=kept.nbytes // _pieces(placed.stored, sizes),
-        wire_bytes=0 if variable.is_optimizer else _wire(strategy, variable, sizes),
+        wire_bytes=sum(each.wire_bytes for each in sent(strategy, variable, sizes)),
     )
 
 
-def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
+def sent(
+    strategy: Strategy, variable: Variable, sizes: dict[str, int]
+) -> list[Traffic]:
+    """Return the collectives of a step for a variable.
+
+    Returns:
+      Collectives over rings; none for the state of an optimizer.
+
+    >>> w = Variable(path="w", shape=(64, 64), dtype="float32", follows="w")
+    >>> mine = Strategy(name="mine", replica=8)
+    >>> [(each.kind, each.wire_bytes) for each in sent(mine, w, mine.sizes(8))]
+    [('all-reduce', 28672)]
+    """
+    if variable.is_optimizer:
+        return []
+    if (method := strategy.method_of(variable.path)) != SumMethod():
+        return _summed(method, variable, sizes["replica"])
     placed = strategy.place(variable, sizes)
     moments = strategy.place(replace(variable, path="", is_optimizer=True), sizes)
     cuts = [placed.stored, placed.computed, placed.gradient, moments.stored]
@@ -108,14 +128,50 @@ def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
     part = variable.nbytes // computed
     # A ring moves (n-1)/n of the result to gather, and as much to scatter.
     gathered = 2 * (part - variable.nbytes // stored)
-    over = math.prod(sizes[axis] for axis in strategy.batch_axes)
+    devices = math.prod(sizes[axis] for axis in strategy.batch_axes)
     cut = max(_pieces(placed.gradient, sizes) // computed, 1)
     scattered = part - part // cut
-    summed = 2 * (part // cut) * (over // cut - 1) // max(over // cut, 1)
+    summed = 2 * (part // cut) * (devices // cut - 1) // max(devices // cut, 1)
     # Parameters that are stored whole, and updated in pieces, are gathered afterwards.
     updated = max(_pieces(moments.stored, sizes) // stored, 1)
     kept = variable.nbytes // stored * (updated - 1) // updated
-    return gathered + scattered + summed + kept
+
+    def axes(named: Iterable[str | None], less: Iterable[str | None] = ()) -> tuple:
+        return tuple(a for a in sizes if a in {*named} - {*less} and sizes[a] > 1)
+
+    scatter_axes = axes(placed.gradient, placed.computed)
+    found = [
+        ("all-gather", axes(placed.stored, placed.computed), gathered, 2),
+        ("reduce-scatter", scatter_axes, scattered, 1),
+        ("all-reduce", axes(strategy.batch_axes, scatter_axes), summed, 1),
+        ("all-gather", axes(moments.stored, placed.stored), kept, 1),
+    ]
+    return [
+        traffic_over(kind, over, sizes, wire_bytes, count)
+        for kind, over, wire_bytes, count in found
+        if wire_bytes > 0
+    ]
+
+
+def _summed(method: SumMethod, variable: Variable, replicas: int) -> list[Traffic]:
+    """Return the collectives of a sum with a method of its own: in hosts, and across.
+
+    Narrow numbers travel in exchanges and gathers; they are counted as one sum.
+    """
+    inside = method.inside(replicas)
+    levels = sent_by_level(method, variable.shape, variable.dtype, replicas)
+    places = ((1, inside), (inside, replicas))
+    return [
+        Traffic(
+            kind="all-reduce",
+            axes=("replica",),
+            wire_bytes=wire_bytes,
+            stride=stride,
+            span=span,
+        )
+        for wire_bytes, (stride, span) in zip(levels, places, strict=True)
+        if wire_bytes > 0
+    ]
 
 
 def _padded(variable: Variable, cuts: Sequence[Cut], sizes: dict[str, int]) -> Variable:

@@ -72,7 +72,7 @@ def variables_of(state: PyTree) -> tuple[Variable, ...]:
     for above, node in nodes:
         leaves = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_padded)[0]
         for below, leaf in leaves:
-            parts = _names((*above, *below))
+            parts = path_names((*above, *below))
             by_kind = _is_optimizer(node)
             found.append(("/".join(parts), leaf, by_kind or _named_optimizer(parts)))
     parameters: dict[tuple[int, ...], list[str]] = {}
@@ -106,7 +106,12 @@ def variables_made_by(init_fn: InitFn) -> tuple[Variable, ...]:
     return variables_of(jax.eval_shape(init_fn, jax.random.key(0)))
 
 
-def _names(path: tuple) -> list[str]:
+def path_names(path: tuple) -> list[str]:
+    """Return the names of a path of `jax.tree_util`, as rules name variables.
+
+    >>> path_names((jax.tree_util.DictKey("w"), jax.tree_util.GetAttrKey("value")))
+    ['w']
+    """
     # A flax NNX `Variable` is a node with one leaf, `value`; gradients, and with them
     # the moments of an optimizer, are named without it.
     inner = path[:-1] if path[-1:] == (jax.tree_util.GetAttrKey("value"),) else path

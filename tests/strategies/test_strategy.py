@@ -307,10 +307,30 @@ RULES = {
         "must have replica=None .* where it replicates, got replica=1, ",
     ),
     "rules where each device has all": (
-        lambda: Strategy(
-            name="a", kind="replicates", replica=None, rules=[Rule(pattern="*")]
+        lambda: strategies.data_parallel([Rule(pattern="*", stored="shard")]),
+        r"`rules` must leave variables whole where a strategy replicates, .* '\*'",
+    ),
+    "rules for sums where XLA adds up": (
+        lambda: strategies.Rules([Rule(pattern="*", compress="int8")], shard=None),
+        r"`rules` must leave `synchronise` .* partitions, got '\*' with 'int8'",
+    ),
+    "rules for hosts without their size": (
+        lambda: strategies.data_parallel(
+            [Rule(pattern="*", synchronise="hierarchical")]
         ),
-        r"`rules` must be empty where a strategy replicates, got one for '\*'",
+        "`devices_per_host` must be given with rules that synchronise by hosts",
+    ),
+    "a size of hosts without rules for them": (
+        lambda: strategies.data_parallel(devices_per_host=4),
+        "`devices_per_host` must be given with rules .* got 4 and rules for \\[\\]",
+    ),
+    "an unknown way of a sum": (
+        lambda: Rule(pattern="*", synchronise="ring"),
+        "`synchronise` must be one of 'all_reduce', 'hierarchical', 'rows', got 'ring'",
+    ),
+    "an unknown form of numbers": (
+        lambda: Rule(pattern="*", compress="int4"),
+        r"`compress` must be None, 'bf16', 'f16', 'int8' or 'power_sgd\(rank\)', got",
     ),
     "an axis twice": (
         lambda: Rule(pattern="*", stored=("model", "model")),

@@ -41,7 +41,7 @@ from replicator.engine.sharding_constraints.targets import (
     Targets,
     wanted_cuts,
 )
-from replicator.strategies.strategy import Cut
+from replicator.strategies.rule import Cut
 
 _log = logging.getLogger(__name__)
 

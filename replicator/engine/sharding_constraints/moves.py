@@ -6,7 +6,7 @@ from jax.extend import core
 
 from replicator.collectives.markers import ALONE, MARKERS
 from replicator.engine.analysis.dataflow import shape_of
-from replicator.strategies.strategy import Cut
+from replicator.strategies.rule import Cut
 
 _ELEMENTWISE = frozenset(
     {

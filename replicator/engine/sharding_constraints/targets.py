@@ -11,7 +11,7 @@ from jax.extend import core
 from replicator.engine.analysis.dataflow import scan_sizes
 from replicator.engine.analysis.evaluator import CALLS, REMAT, held_program
 from replicator.engine.sharding_constraints.moves import backward
-from replicator.strategies.strategy import Cut
+from replicator.strategies.rule import Cut
 
 BARRIER = "optimization_barrier"
 

@@ -22,9 +22,9 @@ from replicator.base.global_norm import global_norm
 from replicator.base.mesh import REPLICA_AXIS
 from replicator.base.tracebacks import short_traceback
 from replicator.base.types import PyTree
-from replicator.collectives.all_reduce import all_reduce
 from replicator.collectives.context.axes import num_replicas
 from replicator.collectives.markers import mark_reduced
+from replicator.engine.reduction.reducer import Reducer
 from replicator.engine.step.gradient_sums import (
     UpdateArguments,
     Valued,
@@ -33,7 +33,6 @@ from replicator.engine.step.gradient_sums import (
     check_shapes,
     checked_given,
     collect_given,
-    divided,
     no_own_sums,
     scaled,
     with_value,
@@ -61,6 +60,7 @@ from replicator.errors import (
     check_text,
     check_word,
 )
+from replicator.strategies.strategy import Strategy
 
 
 @short_traceback
@@ -73,6 +73,7 @@ def wrap_optimizer(
     accumulate: int = 1,
     reduction: Reduction = "fast",
     axis_name: str = REPLICA_AXIS,
+    strategy: Strategy | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Reduce gradients over all replicas and microbatches, then let `tx` update.
 
@@ -105,6 +106,8 @@ def wrap_optimizer(
         stay while that product does (see `Replicator`); `"fast"` leaves the order to
         XLA.
       axis_name: Mesh axis of the replicas; another one for a mesh of your own.
+      strategy: A strategy that replicates, whose rules decide how each gradient adds
+        up; `rep.wrap_optimizer` passes the replicator's.
 
     Returns:
       An optax transformation whose state is an `OptimizerState`.
@@ -137,14 +140,16 @@ def wrap_optimizer(
             f"`reduction='ordered'`, got {axis_name!r}. Leave those out in a mesh of "
             "your own."
         )
+    check_kind("strategy", strategy, Strategy)
+    reducer = Reducer(
+        name=name, reduction=reduction, axis_name=axis_name, strategy=strategy
+    )
     wrapped = _Wrapped(
         tx=optax.with_extra_args_support(tx),
-        name=name,
+        reducer=reducer,
         skip=skip_nonfinite or loss_scale is not None,
         loss_scale=loss_scale,
         accumulate=accumulate,
-        reduction=reduction,
-        axis_name=axis_name,
     )
     typed: Any = wrapped  # optax types states and updates narrower than it treats them
     return optax.GradientTransformationExtraArgs(typed.init, typed.update)
@@ -174,12 +179,10 @@ def check_reduction(reduction: Reduction) -> None:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Wrapped:
     tx: optax.GradientTransformationExtraArgs
-    name: str
+    reducer: Reducer
     skip: bool
     loss_scale: DynamicLossScale | None
     accumulate: int
-    reduction: Reduction
-    axis_name: str
 
     def init(self, params: PyTree) -> OptimizerState:
         sums = None if self.accumulate == 1 else no_own_sums(params, self.accumulate)
@@ -188,8 +191,9 @@ class _Wrapped:
             skipped=jnp.zeros((), jnp.int32) if self.skip else None,
             scale=None if self.loss_scale is None else self.loss_scale.init(),
             pending=sums,
-            name=self.name,
-            reduction=self.reduction,
+            name=self.reducer.name,
+            reduction=self.reducer.reduction,
+            synchroniser=self.reducer.init(params),
         )
 
     def update(
@@ -203,36 +207,38 @@ class _Wrapped:
         **extra,
     ) -> tuple[PyTree, OptimizerState]:
         check_optimizer_state(state)
-        given = checked_given(grads, weight, count)
+        given = checked_given(self.reducer.marked(grads), weight, count)
         one = one_of(grads)
         self._check_shapes(one, state, params, extra)
         if extra.get("value") is not None and not isinstance(state.pending, OwnSums):
             given = with_value(given, extra["value"])
+        reduce = functools.partial(self.reducer.reduce, state=state, like=given.grads)
         finish = functools.partial(self._finish, params=params, extra=extra)
         match state.pending:
             case Learning() as learning:
                 collect = functools.partial(
-                    collect_given, nothing_yet(), given, self.reduction
+                    collect_given, nothing_yet(), given, state.reduction
                 )
                 learning.given.calls.append(jax.eval_shape(collect))
                 return _no_updates(one, params), state
             case Collecting() as pending:
                 return _no_updates(one, params), dataclasses.replace(
-                    state, pending=collect_given(pending, given, self.reduction)
+                    state, pending=collect_given(pending, given, state.reduction)
                 )
             case Collected() as sums:
-                mean = _tie(self._mean(sums, like=given.grads), sums.count)
+                total = UpdateArguments(sums.total, sums.share, sums.weight)
+                mean = _tie(reduce(total, summed=True), sums.count)
                 updates, after, reduced = finish(mean, state)
                 after = _show(after, sums, _shown(given.grads, reduced, sums.show))
                 updates, after = _tie((updates, after), sums.count)
             case OwnSums() as sums:
-                return self._update_own(given, state, sums, finish)
+                return self._update_own(given, state, sums, (reduce, finish))
             case Show() as asked:
                 asked.given.calls.append(None)
-                updates, after, reduced = finish(self._mean_of(given), state)
+                updates, after, reduced = finish(reduce(given, summed=False), state)
                 after = _show(after, asked, _shown(None, reduced, asked.show))
             case _:
-                updates, after, _ = finish(self._mean_of(given), state)
+                updates, after, _ = finish(reduce(given, summed=False), state)
         note_update(state, params, updates)
         return updates, after
 
@@ -251,37 +257,15 @@ class _Wrapped:
         elif isinstance(state.pending, Learning | Collecting):
             check_shapes(grads, jax.eval_shape(update, grads, state.inner))
 
-    def _mean_of(self, given: UpdateArguments) -> PyTree:
-        """Reduce the gradients of a single call over replicas."""
-        if given.share == "count" and given.weight is not None:
-            return self._reduced(given.grads, given.weight, like=given.grads)
-        return all_reduce(
-            given.grads, "mean", weight=given.weight, axis_name=self.axis_name
-        )
-
-    def _mean(self, sums: Collected, *, like: PyTree) -> PyTree:
-        """Divide the sums over microbatches by their weights."""
-        if self.reduction == "ordered":  # summed over replicas already
-            return divided(sums.total, sums.weight, like=like)
-        if sums.share == "equal":
-            own = divided(sums.total, sums.weight, like=like)
-            return all_reduce(own, "mean", axis_name=self.axis_name)
-        return self._reduced(sums.total, sums.weight, like=like)
-
-    def _reduced(self, total: PyTree, weight: jax.Array, *, like: PyTree) -> PyTree:
-        """Divide by the weight of all replicas, then add up: sums could overflow."""
-        everywhere = all_reduce(weight, "sum", axis_name=self.axis_name)
-        share = divided(total, everywhere, like=like)
-        return all_reduce(share, "sum", axis_name=self.axis_name)
-
-    def _update_own(self, given, state, sums, finish):
+    def _update_own(self, given, state, sums, reduce_and_finish):
         """Add one microbatch of an own loop; reduce and update at the last."""
+        reduce, finish = reduce_and_finish
         check_own_grads(sums.total.value, given.grads)
         # Without weights a microbatch counts once, on any number of replicas: the sums
         # may be saved, and go on with microbatches on another number of them.
         scalar = given.weight
         if scalar is None:
-            scalar = jnp.ones(()) / num_replicas(axis_name=self.axis_name)
+            scalar = jnp.ones(()) / num_replicas(axis_name=self.reducer.axis_name)
         factor = None if given.share == "count" else scalar
         total = added(sums.total.value, given.grads, factor)
         weights = sums.weight.value + scalar.astype(sums.weight.value.dtype)
@@ -289,8 +273,8 @@ class _Wrapped:
 
         def update(total, weights):
             # Weighted always: replicas may have been given weights at some calls only.
-            mean = self._reduced(total, weights, like=given.grads)
-            updates, after, _ = finish(mean, state)
+            everything = UpdateArguments(total, "weight", weights)
+            updates, after, _ = finish(reduce(everything, summed=True), state)
             zeros = (
                 optax.tree.zeros_like(total),
                 jnp.zeros_like(weights),
@@ -325,11 +309,12 @@ class _Wrapped:
             params,
         )
 
-    def _finish(self, grads, state, *, params, extra):
+    def _finish(self, reduced, state, *, params, extra):
         """Run the inner transformation on reduced gradients; return them unscaled."""
+        grads, synchroniser = reduced
         if isinstance(grads, Valued):
             grads, extra = grads.grads, extra | {"value": grads.value}
-        grads = mark_reduced(grads, self.name)
+        grads = mark_reduced(grads, state.name)
         # Half precision would overflow in the norm, and underflow when unscaled.
         factor = None if state.scale is None else 1 / state.scale.value
         wide = scaled(grads, factor)
@@ -342,7 +327,7 @@ class _Wrapped:
         check_shapes(grads, updates)
         if factor is not None:
             updates = optax.tree.cast_like(updates, grads)
-        after = dataclasses.replace(state, inner=inner)
+        after = dataclasses.replace(state, inner=inner, synchroniser=synchroniser)
         if self.skip:
             finite = _all_finite(wide)
             updates, after = self._skip_nonfinite(finite, updates, state, after)
@@ -356,6 +341,9 @@ class _Wrapped:
         ), dataclasses.replace(
             after,
             inner=optax.tree.where(finite, after.inner, state.inner),
+            synchroniser=optax.tree.where(
+                finite, after.synchroniser, state.synchroniser
+            ),
             skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
             scale=self.loss_scale.update(state.scale, finite)
             if self.loss_scale is not None

@@ -24,6 +24,7 @@ from replicator.base.types import PyTree
 from replicator.collectives.precision import sum_dtype
 from replicator.engine.step.loss_scale import LossScaleState
 from replicator.errors import ArgumentError
+from replicator.strategies.strategy import Strategy
 
 Reduction = Literal["fast", "ordered"]
 
@@ -165,6 +166,26 @@ class OwnSums:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SynchroniserState:
+    """State of the rules by which replicas add up gradients.
+
+    Attributes:
+      owed: Part of gradients that this replica did not send yet, by path: in shares of
+        the update, without a loss scale. All replicas together owe the same after a
+        restore on another number of them. None where all ways are exact.
+      factors: Warm start of each approximation of low rank, by path.
+      paths: Paths of the parameters, each with the name of the optimizer in front.
+      strategy: Strategy that has the rules.
+    """
+
+    owed: PerReplica | None
+    factors: dict[str, jax.Array]
+    paths: tuple[str, ...] = dataclasses.field(metadata=_STATIC)
+    strategy: Strategy = dataclasses.field(metadata=_STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerState:
     """State of a wrapped optimizer.
 
@@ -176,6 +197,7 @@ class OptimizerState:
       pending: None between updates; sums under accumulation.
       name: First component of the path of the parameters that it updates.
       reduction: Way in which its gradients add up.
+      synchroniser: State of a strategy's rules for its gradients; None without rules.
     """
 
     inner: PyTree
@@ -184,6 +206,7 @@ class OptimizerState:
     pending: Learning | Collecting | Collected | Show | OwnSums | None
     name: str = dataclasses.field(metadata=_STATIC)
     reduction: Reduction = dataclasses.field(metadata=_STATIC)
+    synchroniser: SynchroniserState | None = None
 
     @property
     def hyperparams(self) -> dict[str, jax.Array]:

@@ -34,6 +34,7 @@ from replicator.engine.analysis.shared_noise import SharedRandomKeyWarning
 from replicator.engine.analysis.source_lines import user_stacklevel
 from replicator.engine.metrics import declared as metrics
 from replicator.engine.metrics.rows import join_rows, refuse_rows
+from replicator.engine.reduction.row_bounds import bounds_known
 from replicator.engine.step.accumulate import accumulated, single
 from replicator.engine.step.microbatch_sums import KeyedStep
 from replicator.engine.step.optimizer_state import (
@@ -81,6 +82,10 @@ def lift(
     lone, many = single(step, show=show), accumulated(step, accumulate, show=show)
 
     def update(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
+        with bounds_known(step, state, batch, key, accumulate=accumulate):
+            return run(state, batch, key)
+
+    def run(state: PyTree, batch: PyTree, key: Key | None) -> tuple[PyTree, PyTree]:
         if accumulate > 1:
             after, reported, shown = many(state, batch, key)
         elif reduction == "ordered" and optimizer_states(state):

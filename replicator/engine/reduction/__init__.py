@@ -1,0 +1,1 @@
+"""Reduction of gradients over replicas, by the rules of a strategy."""
