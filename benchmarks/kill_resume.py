@@ -11,10 +11,10 @@ those that are due meanwhile are left out. By SIGTERM nothing may be lost.
 
 With `--store=s3` the checkpoints lie in a bucket: moto's server, in this process.
 
-`killed_in` counts what the kills met: `save` where files of one were left half written
-(in a bucket: its intent; `in_saves` is the same number), `restore` while a checkpoint
-was looked for and read, `end` behind the last step, else `start` or `steps`. `aimed_at`
-counts what they were to meet.
+`killed_in` counts what the kills met: `save` while one was written (`in_saves` is the
+same number; `half_written` of them left files of it, or its intent in a bucket),
+`restore` while a checkpoint was looked for and read, `end` behind the last step, else
+`start` or `steps`. `aimed_at` counts what they were to meet.
 `first_step_s` is the time from `exec` to the end of the first new step of the digits
 ResNet, with a warm compilation cache, less what the imports of jax, flax and
 tensorstore take by themselves; in a bucket it is `first_step_in_bucket_s`.
@@ -72,6 +72,7 @@ class Found:
 
     aimed_at: Counter[str] = dataclasses.field(default_factory=Counter)
     killed_in: Counter[str] = dataclasses.field(default_factory=Counter)
+    half_written: int = 0
     failures: int = 0
     lost_steps: int = 0
     lost_on_sigterm: int = 0
@@ -136,8 +137,10 @@ def kill_again_and_again(
         _look_at_start(attempt, kept, found)
         steps = f"steps {attempt.first_step} to {attempt.last_step}"
         if attempt.exit_codes[0] == -signal.SIGKILL:
-            cut_off = half_written(directory) - left
-            what = "save" if cut_off else what_it_did(attempt)
+            is_cut_off = bool(half_written(directory) - left)
+            in_save = is_cut_off or attempt.is_saving
+            what = "save" if in_save else what_it_did(attempt)
+            found.half_written += is_cut_off
             found.aimed_at[aim] += 1
             found.killed_in[what] += 1
             print(f"  killed in {what} (aim: {aim}): {steps}", flush=True)
@@ -295,6 +298,7 @@ def main(argv: list[str]) -> None:
         "aimed_at": {key: found.aimed_at[key] for key in dict.fromkeys(_AIMS)},
         "killed_in": {key: found.killed_in[key] for key in _KEYS},
         "in_saves": found.killed_in["save"],
+        "half_written": found.half_written,
         "lost_steps": found.lost_steps,
         "lost_on_sigterm": found.lost_on_sigterm,
         "first_step_s": None,

@@ -101,6 +101,12 @@ class Attempt:
         return times_s[began + 1] - times_s[began]
 
     @property
+    def is_saving(self) -> bool:
+        """Whether it had begun to write a save, and not ended."""
+        of_saves = [line for line in self.lines if line["what"] in ("saving", "saved")]
+        return bool(of_saves) and of_saves[-1]["what"] == "saving"
+
+    @property
     def save_s(self) -> float:
         """Median of the seconds that a save took."""
         began_s = {line["step"]: line["time_s"] for line in self.told("saving")}
