@@ -46,6 +46,7 @@ nightly: $(VENV)/.ready
 	$(RUN_TESTS) -m slow $(PYTEST_ARGS)
 	$(MAKE) notebooks docs
 	$(BIN)/python -m benchmarks.hold kill_resume --kills=500 --terms=50
+	$(BIN)/python -m benchmarks.hold kill_resume --store=s3 --kills=500 --terms=50
 	$(BIN)/python -m benchmarks.hold corruption --cases=100000
 	$(BIN)/python -m benchmarks.hold no_hang --runs=200
 	$(BIN)/python -m benchmarks.hold strategy_matrix --full

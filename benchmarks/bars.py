@@ -52,6 +52,7 @@ BARS = (
     _bar("kill_resume", "failures", "==", 0),
     _bar("kill_resume", "lost_steps", "==", 0),
     _bar("kill_resume", "lost_on_sigterm", "==", 0),
+    _bar("kill_resume", "in_saves", ">=", 5),
     _bar("kill_resume", "first_step_s", "<=", 3.0),
     _bar("emergency", "seconds", "<=", 5),
     _bar("emergency", "host_seconds", "<=", 8),

@@ -11,16 +11,14 @@ axis, cut in half on two replicas, cut on both axes.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks.runs.group import run_group
 from benchmarks.timing import ratio
 from replicator.base.host.clock import SystemClock
 
@@ -28,19 +26,6 @@ _PROCESSES = flags.DEFINE_integer("processes", 4, "Processes, of one device each
 _STATE_MB = flags.DEFINE_integer("state_mb", 512, "Size of the whole state.")
 _ROUNDS = flags.DEFINE_integer("rounds", 6, "Saves of each kind that are timed.")
 _OTHERS = ("other_axis", "halves", "blocks")
-
-
-def run_group(directory: Path) -> list[dict[str, Any]]:
-    """Run the processes; return what each one measured."""
-    command = [sys.executable, "-m", "replicator", "launch", "--max-restarts=0"]
-    command += [f"--processes={_PROCESSES.value}", "--devices-per-process=1", "-m"]
-    command += ["benchmarks.runs.shards_process", f"--directory={directory}"]
-    command += [f"--state_mb={_STATE_MB.value}", f"--rounds={_ROUNDS.value}"]
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
-    if done.returncode != 0:
-        sys.exit(f"the processes ended with {done.returncode}")
-    files = [directory / f"process-{index}.json" for index in range(_PROCESSES.value)]
-    return [json.loads(file.read_text()) for file in files]
 
 
 def reads_ratio(found: Sequence[Mapping[str, Any]], layout: str) -> float:
@@ -61,7 +46,16 @@ def main(argv: list[str]) -> None:
     clock = SystemClock()
     started_s = clock.now_s()
     with tempfile.TemporaryDirectory() as folder:
-        found = run_group(Path(folder))
+        found = run_group(
+            "benchmarks.runs.shards_process",
+            [
+                f"--directory={folder}",
+                f"--state_mb={_STATE_MB.value}",
+                f"--rounds={_ROUNDS.value}",
+            ],
+            processes=_PROCESSES.value,
+            devices=1,
+        )
     saves = ratio(slowest(found, "ours_s"), slowest(found, "plain_s"))
     held = ratio(slowest(found, "held_s"), slowest(found, "copied_s"))
     others = {layout: reads_ratio(found, layout) for layout in _OTHERS}

@@ -8,14 +8,8 @@ that one replica got. Then processes that share the replicas do the same.
 
 import functools
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +17,7 @@ import numpy as np
 from absl import app, flags
 
 import replicator
+from benchmarks.runs.group import run_group
 from replicator.base.types import PyTree
 
 _REPLICAS = flags.DEFINE_multi_integer("replicas", [1, 2, 3, 8], "Replica counts.")
@@ -34,8 +29,7 @@ _SIZES = flags.DEFINE_multi_integer(
 _PROCESSES = flags.DEFINE_multi_string(
     "processes", ["2x1", "3x1", "2x4"], "Processes x devices of each; none: `0x0`."
 )
-_PLACE = flags.DEFINE_string("place", None, "For a process of a group: its place.")
-_GROUP_TIMEOUT_S = 600.0
+_IN_GROUP = flags.DEFINE_bool("in_group", False, "For this command's own processes.")
 _DRAWN = flags.DEFINE_integer("drawn", 15, "Sizes drawn besides, up to the largest.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of examples, weights, and what is drawn.")
 
@@ -133,34 +127,13 @@ def count_in_processes(layout: str) -> tuple[int, int]:
     Args:
       layout: `2x4` for two processes of four devices each.
     """
-    count = int(layout.partition("x")[0])
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder, str(rank)) for rank in range(count)]
-        group = [
-            subprocess.Popen(
-                [
-                    *[sys.executable, "-m", "benchmarks.eval_exact", *sys.argv[1:]],
-                    f"--place={rank},{layout},{port}",
-                ],
-                stdout=log.open("wb"),
-                start_new_session=True,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [process.wait(_GROUP_TIMEOUT_S) for process in group]
-        finally:
-            for process in group:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-        told = [log.read_text() for log in logs]
-    if any(codes):
-        raise SystemExit(f"{layout}: processes ended with {codes}\n" + "\n".join(told))
-    print(told[0], end="")
-    results = [json.loads(text.splitlines()[-1]) for text in told]
+    processes, devices = map(int, layout.split("x"))
+    results = run_group(
+        "benchmarks.eval_exact",
+        ["--in_group", *sys.argv[1:]],
+        processes=processes,
+        devices=devices,
+    )
     return sum(each["failures"] for each in results), results[0]["cases"]
 
 
@@ -187,18 +160,10 @@ def _problem(found: PyTree, one: PyTree, size: int) -> str | None:
     return None
 
 
-def replicators_of_place(place: str) -> dict[str, replicator.Replicator]:
+def replicators_of_group() -> dict[str, replicator.Replicator]:
     """Join a group of processes; return one replica, and all that they share."""
-    rank, layout, port = place.split(",")
-    processes, devices = map(int, layout.split("x"))
-    replicator.fake_devices(devices)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # More than one step in flight hangs several devices over gloo.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    address = f"127.0.0.1:{port}"
-    jax.distributed.initialize(
-        address, processes, int(rank), coordinator_bind_address=address
-    )
+    replicator.distributed.initialize()
+    layout = f"{jax.process_count()}x{jax.local_device_count()}"
     alone = replicator.Replicator(num_replicas=1, devices=jax.local_devices())
     return {"1": alone, f"{layout} (processes)": replicator.Replicator()}
 
@@ -208,8 +173,8 @@ def main(argv: list[str]) -> None:
     rng = np.random.default_rng(_SEED.value)
     drawn = rng.integers(1, max(_SIZES.value) + 1, _DRAWN.value).tolist()
     sizes = sorted({*_SIZES.value, *drawn})
-    if _PLACE.value:
-        found = replicators_of_place(_PLACE.value)
+    if _IN_GROUP.value:
+        found = replicators_of_group()
         failures, cases = count_failures(found, sizes, seed=_SEED.value)
         print(json.dumps({"failures": failures, "cases": cases}))
         return

@@ -10,14 +10,7 @@ The cost is the time that a check adds to a step, by blocks in turn: a step of a
 """
 
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +19,7 @@ import numpy as np
 from absl import app, flags
 
 import replicator
+from benchmarks.runs.group import run_group
 from benchmarks.timing import estimate, time_rounds
 from replicator import strategies
 from replicator.base.host.clock import SystemClock
@@ -39,10 +33,9 @@ _CHECKS = flags.DEFINE_integer("checks", 1000, "Checks of undisturbed states.")
 _ROUNDS = flags.DEFINE_integer("rounds", 12, "Steps with and without a check.")
 _MB = flags.DEFINE_float("mb", 64, "Megabytes of state of a replica.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of states and damages.")
-_PLACE = flags.DEFINE_string("place", None, "For this command's own processes.")
+_IN_GROUP = flags.DEFINE_bool("in_group", False, "For this command's own processes.")
 DEVICES = 8
 STEP_S, STEPS_BETWEEN = 0.05, 100
-_GROUP_TIMEOUT_S = 300.0
 STRATEGIES = {
     "data parallel": None,
     "zero1": strategies.zero1(whole_below_bytes=0),
@@ -138,48 +131,16 @@ def count(damages: int, checks: int, *, seed: int) -> dict[str, int]:
 
 def count_in_processes(damages: int, checks: int) -> dict[str, int]:
     """Return what `count` does in two processes of four devices each."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder, str(rank)) for rank in range(2)]
-        group = [
-            subprocess.Popen(
-                [
-                    *[sys.executable, "-m", "benchmarks.fingerprints"],
-                    f"--place={rank},{port}",
-                    *(f"--damages={damages}", f"--checks={checks}"),
-                    f"--seed={_SEED.value}",
-                ],
-                stdout=log.open("wb"),
-                start_new_session=True,
-            )
-            for rank, log in enumerate(logs)
-        ]
-        try:
-            codes = [process.wait(_GROUP_TIMEOUT_S) for process in group]
-        finally:
-            for process in group:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-        texts = [log.read_text() for log in logs]
-    if any(codes):
-        raise SystemExit(f"processes ended with {codes}\n" + "\n".join(texts))
-    first, second = (json.loads(text.splitlines()[-1]) for text in texts)
+    arguments = [
+        *("--in_group", f"--damages={damages}", f"--checks={checks}"),
+        f"--seed={_SEED.value}",
+    ]
+    print("in 2 processes")
+    first, second = run_group(
+        "benchmarks.fingerprints", arguments, processes=2, devices=DEVICES // 2
+    )
     assert first == second, "all processes find the same"
-    print("in 2 processes\n" + texts[0], end="")
     return first
-
-
-def join(place: str) -> None:
-    """Join the other process of a group."""
-    rank, port = place.split(",")
-    replicator.fake_devices(DEVICES // 2)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # More than one step in flight hangs several devices over gloo.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    address = f"127.0.0.1:{port}"
-    jax.distributed.initialize(address, 2, int(rank), coordinator_bind_address=address)
 
 
 def cost() -> dict[str, float]:
@@ -235,8 +196,8 @@ def main(argv: list[str]) -> None:
     del argv
     clock = SystemClock()
     began_s = clock.now_s()
-    if _PLACE.value:
-        join(_PLACE.value)
+    if _IN_GROUP.value:
+        replicator.distributed.initialize()
         result = count(_DAMAGES.value, _CHECKS.value, seed=_SEED.value + 1)
         print(json.dumps(result))
         return

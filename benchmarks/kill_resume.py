@@ -1,20 +1,23 @@
 """Kill runs at random moments, start them again, and look at what was lost: nothing.
 
 A run trains a small model with a checkpoint every few steps: one process the digits
-ResNet, two an MLP. All its processes are killed by SIGKILL, again and again: in turn
-while it starts, in a save, in a restore and between its steps, each time after a random
-while. Then it may end: its final bits must be those of a run that nobody killed. After
+ResNet, two an MLP. All its processes are killed by SIGKILL, again and again: half of
+the times once a save began to write, else in turn while it starts, in a restore and
+between its steps, each time after a random while, within the time that the aim takes.
+Then it may end: its final bits must be those of a run that nobody killed. After
 each kill it goes on from the newest checkpoint that was whole, at least from the last
 save but one that it began: on a busy disk a save may take longer than an interval, and
 those that are due meanwhile are left out. By SIGTERM nothing may be lost.
 
 With `--store=s3` the checkpoints lie in a bucket: moto's server, in this process.
 
-`killed_in` counts what the kills met: `save` where files of one were left half
-written, `restore` while a checkpoint was looked for and read, else `start` or `steps`.
+`killed_in` counts what the kills met: `save` while one was written (`in_saves` is the
+same number; `half_written` of them left files of it, or its intent in a bucket),
+`restore` while a checkpoint was looked for and read, `end` behind the last step, else
+`start` or `steps`. `aimed_at` counts what they were to meet.
 `first_step_s` is the time from `exec` to the end of the first new step of the digits
 ResNet, with a warm compilation cache, less what the imports of jax, flax and
-tensorstore take by themselves.
+tensorstore take by themselves; in a bucket it is `first_step_in_bucket_s`.
 """
 
 import contextlib
@@ -55,8 +58,8 @@ _STARTS = flags.DEFINE_integer("starts", 5, "Starts that are timed.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments.")
 _STORE = flags.DEFINE_enum("store", "file", ["file", "s3"], "What checkpoints lie in.")
 IMPORTS = "import jax, flax.nnx, tensorstore"
-_SAVE_S = 0.1
-_AIMS = ("steps", "save", "restore", "start")
+# A save is short, so half of the kills aim at one.
+_AIMS = ("save", "steps", "save", "restore", "save", "start")
 Directory: TypeAlias = Path | str
 """A folder, or the URL of one in a bucket."""
 
@@ -67,7 +70,9 @@ _KEYS = ("steps", "save", "restore", "start", "end")
 class Found:
     """Totals of all kills."""
 
+    aimed_at: Counter[str] = dataclasses.field(default_factory=Counter)
     killed_in: Counter[str] = dataclasses.field(default_factory=Counter)
+    half_written: int = 0
     failures: int = 0
     lost_steps: int = 0
     lost_on_sigterm: int = 0
@@ -102,14 +107,14 @@ def draw_moment(
             after_s = float(rng.uniform(0, whole.restore_s))
             return Moment(told={"phase": "restore"}, after_s=after_s)
         case "save":
-            # The next or the one after it, so that there are some to restore.
-            saves = reached // INTERVAL + int(rng.integers(1, 3))
-            after_s = float(rng.uniform(0, _SAVE_S))
-            step = saves * INTERVAL
+            # The first of this start or the second, so that there are some to restore.
+            left = max(1, (STEPS - reached) // INTERVAL)
+            times = int(rng.integers(1, 1 + min(2, left)))
+            after_s = float(rng.uniform(0, whole.save_s))
+            return Moment(told={"what": "saving"}, times=times, after_s=after_s)
         case _:
-            step, after_s = reached + int(rng.integers(1, INTERVAL)), 0.0
-    told = {"what": "dispatched", "step": min(step, STEPS - 1)}
-    return Moment(told=told, after_s=after_s)
+            step = min(reached + int(rng.integers(1, INTERVAL)), STEPS - 1)
+            return Moment(told={"what": "dispatched", "step": step}, after_s=0.0)
 
 
 def kill_again_and_again(
@@ -132,12 +137,17 @@ def kill_again_and_again(
         _look_at_start(attempt, kept, found)
         steps = f"steps {attempt.first_step} to {attempt.last_step}"
         if attempt.exit_codes[0] == -signal.SIGKILL:
-            cut_off = half_written(directory) - left
-            what = "save" if cut_off else what_it_did(attempt)
+            is_cut_off = bool(half_written(directory) - left)
+            in_save = is_cut_off or attempt.is_saving
+            what = "save" if in_save else what_it_did(attempt)
+            found.half_written += is_cut_off
+            found.aimed_at[aim] += 1
             found.killed_in[what] += 1
             print(f"  killed in {what} (aim: {aim}): {steps}", flush=True)
         elif attempt.exit_codes[0] != 0:
             found.fail(f"it ended by itself: {attempt.errors}")
+        else:  # the last step was done before the moment came
+            break
         reached = max(reached, attempt.last_step)
         kept = max([kept, *whole_steps(directory), *attempt.saved[-2:-1]])
     last = start(directory, processes=processes, loop=loop)
@@ -150,7 +160,8 @@ def half_written(directory: Directory) -> set[str]:
     """Return the names of saves that are not whole."""
     if isinstance(directory, str):
         return {*Bucket(parse_url("directory", directory)).list(".intents/")}
-    return {path.name for path in directory.glob(".writing-*")}
+    # Files of that name are of the start of several processes.
+    return {path.name for path in directory.glob(".writing-*") if path.is_dir()}
 
 
 def whole_steps(directory: Directory) -> list[int]:
@@ -278,13 +289,20 @@ def main(argv: list[str]) -> None:
                 rng=rng,
             )
         start_s, imports_s = first_step_seconds(directory_of)
+    # Its bar is that of a disk: moto answers a request in milliseconds, one at a time.
+    is_on_disk = _STORE.value == "file"
+    first_step = "first_step_s" if is_on_disk else "first_step_in_bucket_s"
     result = {
         "failures": found.failures,
         "kills": found.kills,
+        "aimed_at": {key: found.aimed_at[key] for key in dict.fromkeys(_AIMS)},
         "killed_in": {key: found.killed_in[key] for key in _KEYS},
+        "in_saves": found.killed_in["save"],
+        "half_written": found.half_written,
         "lost_steps": found.lost_steps,
         "lost_on_sigterm": found.lost_on_sigterm,
-        "first_step_s": round(start_s - imports_s, 2),
+        "first_step_s": None,
+        first_step: round(start_s - imports_s, 2),
         "imports_s": round(imports_s, 2),
         "processes": _PROCESSES.value,
         "store": _STORE.value,

@@ -6,11 +6,12 @@ a step of its own, which it says when it is done. Both have what a run has; disp
 files are off.
 
 Then a loop with a step of its own is killed by SIGKILL, again and again, as
-`kill_resume` does with runs: in turn while it starts, in a save, in a restore and
-between its steps. `failures` counts the times that its final bits were not those of a
+`kill_resume` does with runs: while it starts, in a save, in a restore and between its
+steps. `failures` counts the times that its final bits were not those of a
 loop that nobody killed, or that more steps were lost than one interval.
 """
 
+import itertools
 import json
 import sys
 import tempfile
@@ -97,9 +98,11 @@ def kill_sessions(kills: int, rng: np.random.Generator) -> Found:
         )
         if whole.digest is None or whole.digest != cold.digest:
             sys.exit(f"two whole loops did not end alike: {whole.errors}")
-        while found.kills < kills and not found.failures:
+        for turn in itertools.count():
+            if found.kills >= kills or found.failures:
+                break
             kill_again_and_again(
-                Path(name) / f"killed{found.kills}",
+                Path(name) / f"killed{turn}",
                 whole,
                 found,
                 kills=min(_KILLS_OF_ONE, kills - found.kills),

@@ -2,14 +2,14 @@
 
 It writes what happens to it as JSON lines on standard output, each with the monotonic
 clock of the machine: `phase` when it begins to restore, to compile or to end,
-`dispatched` when a step was dispatched, `step` when its result was read, `saving` when
-a save of it began, `bits` with a digest of the final state, and of all metrics that its
-hook was ever shown.
+`dispatched` when a step was dispatched, `step` when its result was read, `saving` and
+`saved` when a save of it begins to write and has ended, `bits` with a digest of the
+final state, and of all metrics that its hook was ever shown.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,7 +85,8 @@ class Tell(Hook):
 def tell(what: str, **fields: object) -> None:
     """Write a line that whoever started this reads at once."""
     line = {"what": what, "time_s": SystemClock().now_s()} | fields
-    print(json.dumps(line), flush=True)
+    # With its end in one piece: the thread that saves writes lines, too.
+    print(json.dumps(line) + "\n", end="", flush=True)
 
 
 def tell_phases() -> None:
@@ -103,14 +104,20 @@ def tell_phases() -> None:
 
 
 def tell_saves() -> None:
-    """Have every run of this process tell which saves it begins."""
-    begin = BackgroundSaver.start
+    """Have every run of this process tell when a save begins to write, and ends."""
+    make = BackgroundSaver.__init__
 
-    def begin_and_tell(self: BackgroundSaver, draft: Draft) -> None:
-        begin(self, draft)
-        tell("saving", step=draft.step)
+    def make_telling(
+        self: BackgroundSaver, write: Callable[[Draft], None], **options: Any
+    ) -> None:
+        def write_and_tell(draft: Draft) -> None:
+            tell("saving", step=draft.step)
+            write(draft)
+            tell("saved", step=draft.step)
 
-    BackgroundSaver.start = begin_and_tell
+        make(self, write_and_tell, **options)
+
+    BackgroundSaver.__init__ = make_telling
 
 
 def digest(state: PyTree) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import queue
 import signal
-import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from replicator.base.host.clock import SystemClock
+from replicator.distributed.processes.ports import free_port
 
 STEPS, INTERVAL = 240, 60
 LIMIT_S = 240.0
@@ -31,12 +32,14 @@ class Moment:
 
     Attributes:
       told: Fields of the line that it waits for; none for the start.
+      times: Number of such lines that it waits for.
       after_s: The while.
       send: What is sent.
     """
 
     told: dict[str, Any]
     after_s: float
+    times: int = 1
     send: signal.Signals = signal.SIGKILL
 
     def is_here(self, line: dict[str, Any]) -> bool:
@@ -96,6 +99,20 @@ class Attempt:
         phases = [line["phase"] for line in self.told("phase")]
         began = phases.index("restore")
         return times_s[began + 1] - times_s[began]
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether it had begun to write a save, and not ended."""
+        of_saves = [line for line in self.lines if line["what"] in ("saving", "saved")]
+        return bool(of_saves) and of_saves[-1]["what"] == "saving"
+
+    @property
+    def save_s(self) -> float:
+        """Median of the seconds that a save took."""
+        began_s = {line["step"]: line["time_s"] for line in self.told("saving")}
+        return statistics.median(
+            line["time_s"] - began_s[line["step"]] for line in self.told("saved")
+        )
 
     @property
     def digest(self) -> str | None:
@@ -160,13 +177,13 @@ class _Told:
 
     def wait(self, moment: Moment) -> bool:
         """Return at a moment, or False when it ended before."""
+        left = moment.times if moment.told else 0
         try:
-            while moment.told:
+            while left:
                 line = self._new.get(timeout=LIMIT_S)
                 if line is None:
                     return False
-                if moment.is_here(line):
-                    break
+                left -= moment.is_here(line)
             self._process.wait(timeout=moment.after_s)
         except queue.Empty:
             raise subprocess.TimeoutExpired(self._process.args, LIMIT_S) from None
@@ -202,7 +219,7 @@ def _start_group(
     ]
     command += [f"--task={_TASKS[processes]}", f"--devices={_DEVICES // processes}"]
     command += [f"--steps={STEPS}", f"--interval={INTERVAL}", f"--loop={loop}"]
-    coordinator = f"127.0.0.1:{_free_port()}"
+    coordinator = f"127.0.0.1:{free_port()}"
     group = []
     for index in range(processes):
         place = {
@@ -220,9 +237,3 @@ def _start_group(
             )
         )
     return group
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]

@@ -1,8 +1,7 @@
 """Save and restore a state that is cut over processes, as one process of several.
 
-Each process writes what it measured as `process-<index>.json` into the directory that
-it is given: bytes that it read and wrote by the kernel's count, the most memory that it
-held, and seconds by round.
+Each process prints what it measured as JSON: bytes that it read and wrote by the
+kernel's count, the most memory that it held, and seconds by round.
 """
 
 import gc
@@ -252,10 +251,8 @@ def main(argv: list[str]) -> None:
     del argv
     logging.set_verbosity(logging.WARNING)  # orbax logs 25 lines a save
     replicator.distributed.initialize()
-    directory = Path(_DIRECTORY.value)
-    found = measure(replicator.Replicator(strategy=fsdp()), directory)
-    target = directory / f"process-{jax.process_index()}.json"
-    target.write_text(json.dumps(found))
+    found = measure(replicator.Replicator(strategy=fsdp()), Path(_DIRECTORY.value))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

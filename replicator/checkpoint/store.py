@@ -5,11 +5,12 @@ thread, `retention` chooses what stays, `lock` shuts others out, `reading` resto
 `group` joins the processes of one program.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.types import PyTree
@@ -126,24 +127,22 @@ class CheckpointStore:
         """
         if self._saver is not None:
             return self
+        times: Any = {"clock": self._clock, "timeout_s": self._timeout_s}
         tokens = self._group.lead("open", self._take_over)
         try:
-            self._directory.require_shared(self._group)
+            # First: a run that is killed between these two has no copies any more.
             if self._has_copies:
+                run = str(self._directory)
                 self.copies = MemoryCopies(
-                    self._group,
-                    run=str(self._directory),
-                    make_draft=self._draft,
-                    clock=self._clock,
-                    timeout_s=self._timeout_s,
+                    self._group, run=run, make_draft=self._draft, **times
                 )
                 self.copies.take_over(*tokens, generation=self._generation)
+            self._directory.require_shared(self._group)
+            self._group.lead("tidy", self._tidy)
         except BaseException:
-            self._directory.release()
+            self.close()
             raise
-        self._saver = BackgroundSaver(
-            self._commit, clock=self._clock, timeout_s=self._timeout_s
-        )
+        self._saver = BackgroundSaver(self._commit, **times)
         return self
 
     def save_nowait(self, snapshot: Snapshot) -> bool:
@@ -207,13 +206,15 @@ class CheckpointStore:
         Raises:
           TimeoutError: It took longer than `timeout_s`; the lock is kept.
         """
-        if self.copies is not None:
-            self.copies.close()
+        try:
+            if self.copies is not None:
+                self.copies.close()
+        finally:
             self.copies = None
-        if self._saver is not None:
-            self._saver.close()
-            self._saver = None
-            self._writer.close()
+            if self._saver is not None:
+                self._saver.close()
+                self._saver = None
+                self._writer.close()
             self._directory.release()
 
     def __enter__(self) -> Self:
@@ -233,9 +234,8 @@ class CheckpointStore:
         Raises:
           CheckpointError: It is not a directory of checkpoints.
         """
-        return tuple(
-            manifest.step for manifest in reading.scan(self._directory).manifests
-        )
+        manifests = reading.scan(self._directory).manifests
+        return tuple(manifest.step for manifest in manifests)
 
     @property
     def best(self) -> int | None:
@@ -315,32 +315,29 @@ class CheckpointStore:
     def _discard_after(self, step: int) -> list[int]:
         self._directory.require_current()
         later = [found for found in self._directory.steps() if found > step]
-        try:
+        with self._writing():
             # The highest first: a crash in between leaves a run that got less far.
             for found in reversed(later):
                 self._directory.delete(found)
-        except OSError as failure:
-            raise self._unwritable(failure) from failure
         self._kept = tuple(saved for saved in self._kept if saved.step <= step)
         return later
 
     def _take_over(self) -> Sequence[str]:
-        try:
-            manifests = ()
-            if self._directory.make():
-                manifests = reading.scan(self._directory).manifests
+        with self._writing():
+            there = self._directory.make()
+            manifests = reading.scan(self._directory).manifests if there else ()
             newest = max((manifest.generation for manifest in manifests), default=0)
             self._generation = self._directory.acquire(above=newest)
-            left = self._directory.tidy(generation=self._generation)
-            if left:
-                manifests = reading.scan(self._directory).manifests
-        except OSError as failure:
-            self._directory.release()
-            raise self._unwritable(failure) from failure
-        if left:
-            _log.info("Tidied %s after a dead run: %s", self._directory, left)
         self._kept = tuple(map(self._as_saved, manifests))
         return self._directory.tokens
+
+    def _tidy(self) -> None:
+        with self._writing():
+            left = self._directory.tidy(generation=self._generation)
+        if left:
+            _log.info("Tidied %s after a dead run: %s", self._directory, left)
+            manifests = reading.scan(self._directory).manifests
+            self._kept = tuple(map(self._as_saved, manifests))
 
     def _draft(self, snapshot: Snapshot, own: list[dict]) -> Draft:
         group = self._group
@@ -392,8 +389,12 @@ class CheckpointStore:
             )
         return self._saver
 
-    def _unwritable(self, failure: OSError) -> CheckpointError:
-        return CheckpointError(
-            f"A directory of checkpoints must be writable, got `{self._directory}`: "
-            f"{failure}. Choose another, or change its permissions."
-        )
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as failure:
+            raise CheckpointError(
+                f"A directory of checkpoints must be writable, got `{self._directory}`"
+                f": {failure}. Choose another, or change its permissions."
+            ) from failure

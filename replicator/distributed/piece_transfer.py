@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from replicator.base.accepts import accepts, items, text
+from replicator.base.host.strict_json import strict_json
 from replicator.distributed.agreement import Json
 from replicator.errors import (
     ArgumentError,
@@ -51,7 +52,7 @@ class Piece:
       start: Start of the region on each axis of the leaf.
       shape: Shape of the region.
       dtype: Dtype, as `rpc.codec.array_headers.describe` writes it.
-      crc32: Checksum of its bytes, in C order.
+      crc32: Checksum of the fields above, and of its bytes, in C order.
     """
 
     name: str
@@ -76,13 +77,9 @@ class Piece:
             raise ArgumentError(
                 f"`{name}` must have a dtype that can be sent, got {error}."
             ) from None
-        return cls(
-            name=name,
-            start=tuple(start) or (0,) * array.ndim,
-            shape=array.shape,
-            dtype=dtype,
-            crc32=zlib.crc32(as_bytes(array)),
-        )
+        start = tuple(start) or (0,) * array.ndim
+        piece = cls(name=name, start=start, shape=array.shape, dtype=dtype, crc32=0)
+        return dataclasses.replace(piece, crc32=piece._checksum(as_bytes(array)))
 
     @property
     def num_bytes(self) -> int:
@@ -95,7 +92,7 @@ class Piece:
         Raises:
           DecodeError: They are not those of its checksum, or no values of its dtype.
         """
-        if len(data) != self.num_bytes or zlib.crc32(data) != self.crc32:
+        if len(data) != self.num_bytes or self._checksum(data) != self.crc32:
             raise DecodeError(
                 f"The piece of `{self.name}` at {list(self.start)} must be what was "
                 "offered, got other bytes. Take it from elsewhere."
@@ -103,6 +100,10 @@ class Piece:
         array = np.ndarray(self.shape, described(self.dtype), data)
         check_contents(array)
         return array
+
+    def _checksum(self, data: Any) -> int:
+        place = [self.name, self.start, self.shape, self.dtype]
+        return zlib.crc32(data, zlib.crc32(strict_json(place).encode()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Laws of the transfer of pieces, over a Unix socket and between hosts by TLS."""
 
 import contextlib
+import dataclasses
 import os
 import threading
 
@@ -208,10 +209,21 @@ def test_a_tree_that_is_not_offered_is_named():
         take_pieces(client, "other", most_bytes=MOST, timeout_s=LONG_S)
 
 
+@pytest.mark.parametrize(
+    "other", [{"name": "v"}, {"start": (3,)}, {"shape": (1, 2)}, {"dtype": "<i4"}]
+)
+def test_a_piece_of_another_place_is_refused(other):
+    piece = Piece.of("w", np.ones(2, np.float32), (2,))
+    if "shape" in other:
+        other["start"] = (0, 2)
+    with pytest.raises(DecodeError, match="got other bytes"):
+        dataclasses.replace(piece, **other).array(np.ones(2, np.float32).tobytes())
+
+
 def test_values_that_are_none_of_their_dtype_are_refused():
     data = bytes([0, 2])
-    crc32 = Piece.of("mask", np.frombuffer(data, np.uint8)).crc32
-    odd = Piece(name="mask", start=(0,), shape=(2,), dtype="|b1", crc32=crc32)
+    odd = Piece(name="mask", start=(0,), shape=(2,), dtype="|b1", crc32=0)
+    odd = dataclasses.replace(odd, crc32=odd._checksum(data))
     with pytest.raises(DecodeError, match="zeros and ones"):
         odd.array(data)
 

@@ -52,8 +52,8 @@ def test_a_run_whose_process_was_killed_ends_with_the_same_bits(
     assert len(whole) == 1
     [resumed] = (event for event in events if event["kind"] == "resumed")
     assert resumed["source"] == "memory"
-    # The copy of the last due step may still have been on its way.
-    assert resumed["step"] in (15, 20)
+    # A step is not copied while the copy before is on its way, on a busy machine long.
+    assert resumed["step"] in (5, 10, 15, 20)
     assert sorted(set(steps)) == sorted(steps)
 
 
@@ -94,4 +94,4 @@ def test_a_host_that_was_lost_with_its_launcher_goes_on_from_the_others_memory(
     events = read_events(tmp_path / "records")
     [resumed] = (event for event in events if event["kind"] == "resumed")
     assert resumed["source"] == "memory"
-    assert resumed["step"] >= 15
+    assert resumed["step"] >= EVERY

@@ -39,6 +39,7 @@ from replicator.errors import (
     RpcError,
 )
 from replicator.rpc.client.client import Client
+from replicator.rpc.transports.addresses import GrpcAddress, parse_all
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class MemoryCopies:
         self._keepers = {self._keeper.address: self._keeper}
         self._takers = [self._keeper]
         self._saver = BackgroundSaver(self._hand_over, clock=clock, timeout_s=timeout_s)
+        self._restored = -1  # step of the copies that the run went on from
         self._line = ""
         self._generation = 0
         self._fits = False
@@ -102,16 +104,25 @@ class MemoryCopies:
         return self._saver.counts.last_step
 
     def take_over(self, before: str, line: str, *, generation: int) -> None:
-        """Go on with the copies of the owner of the directory before this one."""
+        """Go on with the copies of the owner of the directory before this one.
+
+        Raises:
+          ArgumentError: Launchers of other hosts cannot be reached.
+        """
         self._line, self._generation = line, generation
         self._keeper.take_over(self._run, before, line)
         # When this returns, the keepers of all know the line.
-        for address in self._group.share("keepers", self._keeper.address):
+        addresses = self._group.share("keepers", self._keeper.address)
+        # In the order of processes: a launcher that is started again, under another
+        # address, is at its place.
+        ring = list(dict.fromkeys(addresses))
+        if len(ring) > 1:
+            _require_reachable(ring)
+        for address in ring:
             if address not in self._keepers:
                 self._keepers[address] = keeper_client(
                     address, timeout_s=self._timeout_s
                 )
-        ring = sorted(self._keepers)
         following = ring[(ring.index(self._keeper.address) + 1) % len(ring)]
         if len(ring) > 1:
             self._takers = [self._keeper, self._keepers[following]]
@@ -119,7 +130,7 @@ class MemoryCopies:
     def save_nowait(self, snapshot: Snapshot) -> bool:
         """Begin to copy a state; return when it may be donated.
 
-        So the last copy is held whole, of all processes, and stays until this one is.
+        The last copy that all processes have handed over stays until this one is whole.
 
         Returns:
           Whether it was begun: not while a process is busy with the one before. A copy
@@ -129,16 +140,18 @@ class MemoryCopies:
           ArgumentError: A launcher has no room for two copies of each of its processes.
         """
         own = plain_json(snapshot.own, "own")
-        mine = {"busy": self._saver.is_busy(), "own": own}
+        last = self._restored if self.last_step is None else self.last_step
+        mine = {"busy": self._saver.is_busy(), "own": own, "last": last}
         replies = self._group.share("copy", mine)
         if any(reply["busy"] for reply in replies):
             return False
         draft = self._make_draft(snapshot, [reply["own"] for reply in replies])
         num_bytes = sum(block.array.nbytes for block in (*draft.blocks, *draft.small))
-        place = self._line, draft.process, draft.step
+        last = min(reply["last"] for reply in replies)
+        place = self._line, draft.process, draft.step, num_bytes, last
         missing = None
         try:
-            missing = max(taker.begin(*place, num_bytes) for taker in self._takers)
+            missing = max(taker.begin(*place) for taker in self._takers)
         except RpcError as failure:  # a launcher is gone, and its processes with it
             _log.warning("Step %d is not copied: %s", draft.step, failure)
         if not self._fits:  # asked once: sizes do not change
@@ -149,9 +162,14 @@ class MemoryCopies:
                     "more by `replicator launch --copy-bytes`, or leave it out."
                 )
             self._fits = True
-        if missing is not None:
+        if missing:  # another run of this launcher has taken it
+            _log.warning(
+                "Step %d is not copied: a launcher has %d bytes too few.",
+                *(draft.step, missing),
+            )
+        if missing == 0:
             self._saver.start(draft)
-        return missing is not None
+        return missing == 0
 
     def restore(
         self, wanted: reading.Wanted, *, newest: int
@@ -190,12 +208,14 @@ class MemoryCopies:
             except CheckpointError as error:
                 _log.error("%s An earlier step is tried.", error)
                 continue
+            self._restored = step
             return restored
         return None
 
     def drop(self, *, above: int) -> None:
         """End the copies of the steps above one, which the run has left."""
         self._saver.wait()
+        self._group.share("no-copy", None)  # is on its way in any process
         self._keeper.drop(self._line, above)
 
     def close(self) -> None:
@@ -260,6 +280,17 @@ class MemoryCopies:
             stored=draft.plan.leaves,
         )
         return encode(manifest).decode()
+
+
+def _require_reachable(addresses: Iterable[str]) -> None:
+    """Check that the launchers of several hosts can be reached from each other."""
+    for address in addresses:
+        if not any(isinstance(each, GrpcAddress) for each in parse_all(address)):
+            raise ArgumentError(
+                "`memory_copy_every` must be in launchers that reach each other, where "
+                f"there are several, got one at `{address}` alone. Start each by "
+                "`replicator launch --copies-host ITS_HOST`, or leave it out."
+            )
 
 
 def _taken_out(draft: Draft) -> Iterable[Block]:

@@ -6,9 +6,9 @@ a memory file, which the launcher maps by its descriptor, sealed and without a n
 they are written once, outlive the process, and end with the launcher. The process
 writes to that memory again only when the keeper has let go of it.
 
-Of each process a keeper has at most two: the last one that was handed over whole, and
-the next, on its way. Before a process begins the next one, all have handed over the
-last (`copies.py`): so there is always a step of which all shards are held.
+Of each process a keeper has at most two: the last one that all processes have handed
+over whole, and the next, on its way (`copies.py` knows which that is). So there is
+always a step of which all shards are held, also where one process fails to hand over.
 
 The *line* of a run is the text by which the owner of its directory is known
 (`checkpoint.lock`). Copies are those of one line: who takes the directory over takes
@@ -20,7 +20,7 @@ import dataclasses
 import importlib.util
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class _Copies:
     """Copies of one process's shards.
 
     Attributes:
-      num_bytes: Number of bytes of a copy.
+      num_bytes: Number of bytes of a copy; 0 where there is none.
       step: Step of the copy that is on its way.
       arriving: Bytes of its pieces, as far as they have arrived.
       whole: The others, by step.
@@ -73,6 +73,13 @@ class _Copies:
     step: int = -1
     arriving: list[np.ndarray] = dataclasses.field(default_factory=list)
     whole: dict[int, Offered] = dataclasses.field(default_factory=dict)
+
+    def drop(self, steps: Iterable[int]) -> None:
+        """Drop copies that are whole."""
+        for step in steps:
+            del self.whole[step]
+        if not self.whole and self.step < 0:
+            self.num_bytes = 0
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -112,16 +119,31 @@ class Keeper:
                 self._runs[run] = known = _Run(line=line)
             known.line = line
 
-    @accepts(line=text(), process=whole(), step=whole(), num_bytes=whole())
-    def begin(self, line: str, process: int, step: int, num_bytes: int) -> int:
-        """Begin a copy of a process's shards; drop all of its others but the last.
+    @accepts(
+        line=text(), process=whole(), step=whole(), num_bytes=whole(), last=whole(-1)
+    )
+    def begin(
+        self, line: str, process: int, step: int, num_bytes: int, last: int
+    ) -> int:
+        """Begin a copy of a process's shards; drop all of its others but one.
+
+        Args:
+          line: Line of the run.
+          process: Number of the process.
+          step: Step of the copy.
+          num_bytes: Number of its bytes.
+          last: The last step that all processes have handed over; -1 for none. Older
+            copies of other processes are dropped, too.
 
         Returns:
           How many bytes are missing for two copies of each process; if any are, the
           copy is not begun.
         """
         with self._lock:
-            copies = self._of(line).setdefault(process, _Copies())
+            of = self._of(line)
+            copies = of.setdefault(process, _Copies())
+            for other in of.values():
+                other.drop([step for step in other.whole if step < last])
             needed = 2 * num_bytes + sum(
                 2 * other.num_bytes
                 for run in self._runs.values()
@@ -130,8 +152,7 @@ class Keeper:
             )
             if needed > self._most_bytes:
                 return needed - self._most_bytes
-            last = max(copies.whole, default=-1)
-            copies.whole = {at: copy for at, copy in copies.whole.items() if at == last}
+            copies.drop([other for other in copies.whole if other != last])
             copies.num_bytes, copies.step, copies.arriving = num_bytes, step, []
             return 0
 
@@ -169,9 +190,8 @@ class Keeper:
         """Drop the copies of steps above one, and those that are on their way."""
         with self._lock:
             for copies in self._of(line).values():
-                kept = {at: copy for at, copy in copies.whole.items() if at <= above}
-                copies.whole, copies.step, copies.arriving = kept, -1, []
-                copies.num_bytes *= bool(kept)
+                copies.step, copies.arriving = -1, []
+                copies.drop([step for step in copies.whole if step > above])
 
     def _of(self, line: str) -> dict[int, _Copies]:
         for run in self._runs.values():

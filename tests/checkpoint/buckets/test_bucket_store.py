@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.faulty_buckets import BUCKET
+from replicator.checkpoint.copies.keeper import VARIABLE, serve_keeper
 from replicator.checkpoint.retention import Retention
 from replicator.checkpoint.snapshot import Snapshot
 from replicator.checkpoint.store import CheckpointStore
@@ -197,3 +198,21 @@ def test_a_mounted_bucket_is_committed_by_its_manifest(tmp_path, monkeypatch):
         assert is_state(store.restore(), 2)
     assert (tmp_path / "run" / ".writer").is_dir()
     assert Path(tmp_path / "run" / "000000000002" / "manifest.json").exists()
+
+
+def test_copies_in_memory_go_to_the_next_writer_and_to_no_other(
+    url, tmp_path, monkeypatch
+):
+    (tmp_path / "launcher").mkdir(mode=0o700)
+    with serve_keeper(tmp_path / "launcher") as variables:
+        monkeypatch.setenv(VARIABLE, variables[VARIABLE])
+        with CheckpointStore(url, copies=True) as store:
+            save(store, 1)
+            assert store.copies.save_nowait(Snapshot(step=5, arrays=state(5)))
+        with CheckpointStore(url, copies=True) as store:
+            restored = store.restore(state(0))
+        assert restored.source == "memory"
+        assert is_state(restored, 5)
+        CheckpointStore(url).open().close()  # it copies nothing
+        with CheckpointStore(url, copies=True) as store:
+            assert is_state(store.restore(state(0)), 1)

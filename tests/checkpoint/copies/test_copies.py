@@ -153,6 +153,58 @@ def test_a_run_that_went_back_finds_no_copy_of_the_steps_it_left(tmp_path):
     assert restored(tmp_path).source == "disk"
 
 
+def test_a_loop_that_went_on_from_an_older_step_finds_its_own_copies(tmp_path):
+    with open_store(tmp_path) as store:
+        save(store, 1)
+        copy(store, 50)
+    with open_store(tmp_path) as store:
+        store.restore(state_of(0), step=1)
+        for step in (5, 10):
+            copy(store, step)
+    found = restored(tmp_path)
+    assert (found.step, found.source) == (10, "memory")
+
+
+def test_a_step_that_all_processes_have_stays_held(tmp_path, keeper, monkeypatch):
+    with open_store(tmp_path) as store:
+        copy(store, 5)
+        # Another process did not hand over the next one.
+        monkeypatch.setattr(
+            store._group, "share", lambda what, own: [own, {**own, "last": 5}]
+        )
+        for step in (10, 15):
+            assert store.copies.save_nowait(Snapshot(step=step, arrays=state_of(step)))
+            store.copies._saver.wait()
+    assert set(held(keeper)) == {5, 15}
+
+
+def test_a_run_that_is_killed_while_it_tidies_loses_no_copy(tmp_path, monkeypatch):
+    with open_store(tmp_path) as store:
+        copy(store, 5)
+    killed = open_store(tmp_path)
+    monkeypatch.setattr(killed._directory, "tidy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        killed.open()
+    assert restored(tmp_path).step == 5
+
+
+def interrupted(**_):
+    raise KeyboardInterrupt
+
+
+def test_a_launcher_that_does_not_answer_keeps_no_directory(tmp_path, monkeypatch):
+    store = open_store(tmp_path).open()
+
+    def close():
+        store.copies._keeper.close()
+        raise TimeoutError
+
+    monkeypatch.setattr(store.copies, "close", close)
+    with pytest.raises(TimeoutError):
+        store.close()
+    assert restored(tmp_path) is None
+
+
 def test_a_directory_that_was_made_anew_has_no_copies(tmp_path):
     with open_store(tmp_path) as store:
         copy(store, 5)
@@ -190,6 +242,16 @@ def test_without_a_launcher_an_error_says_so(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match="must be in a run under"):
         open_store(tmp_path)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_launchers_that_do_not_reach_each_other_are_refused(tmp_path, monkeypatch):
+    store = open_store(tmp_path)
+    others = {"keepers": ["unix:/another/host"]}
+    monkeypatch.setattr(
+        store._group, "share", lambda what, own: [own, *others.get(what, ())]
+    )
+    with pytest.raises(ArgumentError, match="replicator launch --copies-host"):
+        store.open()
 
 
 def test_a_launcher_without_room_for_two_copies_refuses_them(tmp_path, keeper):

@@ -46,10 +46,10 @@ def tree_of(arrays, step):
     return PieceTree(about={"step": step}, pieces=pieces)
 
 
-def hand_over(keeper, step, *, process=0, line="a", num_bytes=SIZE):
+def hand_over(keeper, step, *, process=0, line="a", num_bytes=SIZE, last=-1):
     """Hand over a copy to a keeper or its client; return the bytes it lacks."""
     arrays = arrays_at(step)
-    if missing := keeper.begin(line, process, step, num_bytes):
+    if missing := keeper.begin(line, process, step, num_bytes, last):
         return missing
     for array in arrays.values():
         keeper.add(line, process, step, [np.frombuffer(as_bytes(array), np.uint8)])
@@ -84,10 +84,30 @@ def test_a_copy_comes_back_bit_for_bit_after_its_process_was_killed(tmp_path):
 
 def test_the_last_copy_stays_until_the_next_is_whole(keeper):
     for step in (5, 10, 15):
-        hand_over(keeper, step)
+        hand_over(keeper, step, last=step - 5)
     assert keeper.held("a") == [(0, 10), (0, 15)]
-    keeper.begin("a", 0, 20, SIZE)
+    keeper.begin("a", 0, 20, SIZE, 15)
     assert keeper.held("a") == [(0, 15)]
+
+
+def test_a_step_that_all_have_stays_where_one_process_fails_to_hand_over(keeper):
+    for process in (0, 1):
+        hand_over(keeper, 5, process=process)
+    hand_over(keeper, 10, last=5)
+    keeper.begin("a", 1, 10, SIZE, 5)  # and no more
+    for process in (0, 1):
+        keeper.begin("a", process, 15, SIZE, 5)
+    assert keeper.held("a") == [(0, 5), (1, 5)]
+
+
+def test_a_process_that_hands_over_elsewhere_has_no_copies_left(keeper):
+    for process in range(4):
+        hand_over(keeper, 5, process=process)
+    for step in (10, 15):
+        hand_over(keeper, step, last=step - 5)
+    assert keeper.held("a") == [(0, 10), (0, 15)]
+    for process in (1, 2, 4):
+        assert hand_over(keeper, 20, process=process, last=15) == 0
 
 
 def test_a_copy_that_is_read_is_not_written_over(tmp_path):
@@ -124,7 +144,7 @@ def test_more_bytes_than_announced_are_refused(keeper):
 
 
 def test_a_copy_that_is_not_described_rightly_is_refused(keeper):
-    keeper.begin("a", 0, 5, SIZE)
+    keeper.begin("a", 0, 5, SIZE, -1)
     with pytest.raises(ValueError, match="of other sizes"):
         keeper.complete("a", 0, 5, tree_of(arrays_at(5), 5).as_json())
     with pytest.raises(DecodeError):
@@ -134,10 +154,10 @@ def test_a_copy_that_is_not_described_rightly_is_refused(keeper):
 
 def test_a_run_that_goes_back_leaves_no_copy_of_later_steps(keeper):
     for step in (5, 10):
-        hand_over(keeper, step)
+        hand_over(keeper, step, last=step - 5)
     keeper.drop("a", above=7)
     assert keeper.held("a") == [(0, 5)]
-    keeper.begin("a", 0, 15, SIZE)
+    keeper.begin("a", 0, 15, SIZE, 5)
     keeper.drop("a", above=7)
     assert keeper.held("a") == [(0, 5)]
     with pytest.raises(LookupError, match="no copy of step 15"):
@@ -202,6 +222,6 @@ if __name__ == "__main__":
     with rpc.Client(os.environ[VARIABLE], limits=LIMITS) as own:
         own.take_over("run", "", "a")
         for number in (5, 10):
-            hand_over(own, number)
-        own.begin("a", 0, 15, SIZE)
+            hand_over(own, number, last=number - 5)
+        own.begin("a", 0, 15, SIZE, 10)
         os.kill(os.getpid(), signal.SIGKILL)

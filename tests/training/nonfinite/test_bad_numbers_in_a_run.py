@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from replicator.checkpoint import CheckpointStore
+from replicator.checkpoint.copies.keeper import VARIABLE, serve_keeper
 from replicator.errors import ArgumentError, NonFiniteError, SpikeError
 from replicator.hooks import Hook, StateCallback, every
 from replicator.inputs.options import InputOptions
@@ -94,6 +95,23 @@ def test_rollback_comes_out_as_if_the_batch_had_not_been(tmp_path, when):
     assert_equal_bits(result.state, control(BAD, steps=STEPS))
     [event] = [e for e in read_events(tmp_path / "run") if e["kind"] == "rolled_back"]
     assert (event["step"], event["batch"]) == (BAD + 1, BAD)
+
+
+def test_rollback_goes_to_the_newest_copy_in_memory(tmp_path, monkeypatch):
+    (tmp_path / "launcher").mkdir(mode=0o700)
+    with serve_keeper(tmp_path / "launcher") as variables:
+        monkeypatch.setenv(VARIABLE, variables[VARIABLE])
+        result = run(
+            dataset(BAD),
+            on_nonfinite="rollback",
+            checkpoint_dir=tmp_path / "c",
+            memory_copy_every=2,
+            directory=tmp_path / "run",
+        )
+    assert_equal_bits(result.state, control(BAD, steps=STEPS))
+    [event] = [e for e in read_events(tmp_path / "run") if e["kind"] == "resumed"]
+    assert event["source"] == "memory"
+    assert event["step"] in (2, BAD)  # left out while the one before is on its way
 
 
 def test_what_is_compiled_is_told_once_by_each_process_of_a_run(tmp_path):
