@@ -1,0 +1,94 @@
+"""The hosts of a group, as its launcher starts processes there."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from replicator.distributed.clusters import join_address
+from replicator.distributed.processes.policy import ProcessEnd
+from replicator.distributed.processes.ports import any_port
+from replicator.distributed.remote.bundle import remote_command
+from replicator.distributed.remote.member import HostMember
+from replicator.distributed.remote.node import Node, check_via, connection
+from replicator.distributed.report_progress import write_progress
+
+
+class Hosts:
+    """Hosts, one for each process of a group.
+
+    Args:
+      nodes: Hosts by process; that of process 0 is the one where all others meet.
+      via: Command that reaches a host, instead of ssh: see `node.connection`.
+      lost_after_s: Seconds without contact after which a host ends its process.
+
+    Raises:
+      ArgumentError: `via` has no place for the host.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], *, via: str | None = None, lost_after_s: float
+    ) -> None:
+        if via is not None:
+            check_via(via)
+        self._nodes, self._via = nodes, via
+        self._lost_after_s = lost_after_s
+        self._last: dict[int, HostMember] = {}  # by rank
+
+    def describe(self) -> str:
+        """Return one line that names each process's host."""
+        places = (f"process {i} on {node.host}" for i, node in enumerate(self._nodes))
+        return ", ".join(places)
+
+    def new_address(self) -> str:
+        """Return the next address at which the processes meet."""
+        return join_address(self._nodes[0].address, any_port())
+
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        *,
+        variables: Mapping[str, str],
+        secret: bytes,
+        folder: Path,
+        signal_asked: Callable[[], int],
+        report: Callable[[ProcessEnd], None],
+    ) -> HostMember:
+        """Start a process on its host.
+
+        Args:
+          rank: Its number.
+          command: Its command line; the first word is the Python of this host.
+          variables: What the group adds to its environment.
+          secret: The run's secret, empty for none.
+          folder: The launcher's, whose name is that of the run.
+          signal_asked: As of `HostMember`; `report` likewise.
+          report: See `signal_asked`.
+        """
+        node, before = self._nodes[rank], self._last.get(rank)
+        python = node.python or command[0]
+        member = HostMember(
+            rank,
+            node.host,
+            connection(node, remote_command(python), via=self._via),
+            {
+                "owner": f"{folder.name}-{rank}",
+                "command": [python, *command[1:]],
+                "directory": os.getcwd(),
+                # Lines appear when they are printed, and are not lost in a crash.
+                "environment": {
+                    "PYTHONUNBUFFERED": "1",
+                    **node.environment,
+                    **variables,
+                },
+                "secret": secret.hex(),
+            },
+            lost_after_s=self._lost_after_s,
+            was_used=before is not None and before.was_used,
+            folder=folder,
+            progress=lambda step: write_progress(folder / f"progress-{rank}", step),
+            signal_asked=signal_asked,
+            report=report,
+        )
+        self._last[rank] = member
+        return member
