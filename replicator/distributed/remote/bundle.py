@@ -30,9 +30,10 @@ def remote_command(python: str) -> str:
     """Return the command line of a host's shell that runs what it is sent.
 
     Args:
-      python: The interpreter on the host.
+      python: The interpreter on the host; `~/` is its user's home.
     """
-    return shlex.join([python, "-I", "-S", "-c", _BOOT])
+    # Quoted, a shell leaves `~` as it is; but ssh begins in the home.
+    return shlex.join([python.removeprefix("~/"), "-I", "-S", "-c", _BOOT])
 
 
 def source_line() -> bytes:

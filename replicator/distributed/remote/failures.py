@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 _KNOWN = (
     (
-        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "has changed and you have requested",
         "show the key that ssh knows of it",
         "Somebody may stand in for it: ask who runs it, and only then `ssh-keygen -R`",
     ),

@@ -20,6 +20,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -93,7 +94,7 @@ def _start(order: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
         environment[_SECRET_FILE] = str(secret)
     os.chdir(order["directory"])
     return guard.start(
-        order["command"],
+        [sys.executable, *order["arguments"]],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

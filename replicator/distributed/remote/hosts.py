@@ -30,18 +30,18 @@ class Hosts:
     ) -> None:
         if via is not None:
             check_via(via)
-        self._nodes, self._via = nodes, via
+        self.nodes, self._via = nodes, via
         self._lost_after_s = lost_after_s
         self._last: dict[int, HostMember] = {}  # by rank
 
     def describe(self) -> str:
         """Return one line that names each process's host."""
-        places = (f"process {i} on {node.host}" for i, node in enumerate(self._nodes))
+        places = (f"process {i} on {node.host}" for i, node in enumerate(self.nodes))
         return ", ".join(places)
 
     def new_address(self) -> str:
         """Return the next address at which the processes meet."""
-        return join_address(self._nodes[0].address, any_port())
+        return join_address(self.nodes[0].address, any_port())
 
     def start(
         self,
@@ -58,22 +58,23 @@ class Hosts:
 
         Args:
           rank: Its number.
-          command: Its command line; the first word is the Python of this host.
+          command: Its command line; the first word is the Python of this host, in
+            whose place comes that of the node.
           variables: What the group adds to its environment.
           secret: The run's secret, empty for none.
           folder: The launcher's, whose name is that of the run.
           signal_asked: As of `HostMember`; `report` likewise.
           report: See `signal_asked`.
         """
-        node, before = self._nodes[rank], self._last.get(rank)
-        python = node.python or command[0]
+        node, before = self.nodes[rank], self._last.get(rank)
+        remote = remote_command(node.python or command[0])
         member = HostMember(
             rank,
             node.host,
-            connection(node, remote_command(python), via=self._via),
+            connection(node, remote, via=self._via),
             {
                 "owner": f"{folder.name}-{rank}",
-                "command": [python, *command[1:]],
+                "arguments": command[1:],
                 "directory": os.getcwd(),
                 # Lines appear when they are printed, and are not lost in a crash.
                 "environment": {

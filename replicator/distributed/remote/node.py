@@ -47,11 +47,23 @@ class Node:
                     f"`port` must be 1 to 65535, got {self.port}. Use 22, or leave it "
                     "out."
                 )
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ArgumentError(
+                    f"`environment` must be of names without `=`, got {name!r}. Write "
+                    "`NAME: value`."
+                )
 
     @property
     def address(self) -> str:
         """The host without a user, for the other processes."""
         return self.host.rpartition("@")[2]
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ArgumentError(
+                    f"`environment` must be of names without `=`, got {name!r}. Write "
+                    "`NAME: value`."
+                )
 
 
 def _check_name(name: str, value: str) -> None:
