@@ -86,7 +86,10 @@ HEAVY = {
     "shtab": {"replicator/cli/completion.py"},
     "tensorboardX": {"replicator/writers/tensorboard.py"},
     "wandb": {"replicator/writers/weights_and_biases.py"},
-    "yaml": {"replicator/strategies/text.py"},
+    "yaml": {
+        "replicator/strategies/cluster_file.py",
+        "replicator/strategies/text.py",
+    },
 }
 SOURCES = sorted(
     path

@@ -41,6 +41,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     pages = "cli/report_page", "launchpad_bridge/view/dashboard"
     assets = {f"replicator/{p}/page.{kind}" for p in pages for kind in ("css", "js")}
     assert assets <= set(names)
+    assert "replicator/strategies/hardware.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -8,9 +8,10 @@ Collectives that the partitioner adds, and memory, only the compiled program sho
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -18,6 +19,7 @@ from jax.extend import core
 from replicator.engine.analysis.dataflow import shape_of, sub_jaxprs
 from replicator.engine.inspection.collectives import collectives_of, ring_bytes
 from replicator.engine.memory import MemoryNeed, memory_need
+from replicator.strategies.cost import Traffic, traffic_over
 
 # Name of XLA for each primitive.
 _COLLECTIVES = {
@@ -51,12 +53,15 @@ class ProgramCost:
         compiler's estimate; None without one, or if the program has a loop, whose body
         the estimate counts once.
       memory: Memory on each device; None if the backend does not report it.
+      work: The same as the traced program has it: by dtype, and collective by
+        collective.
     """
 
     flops: int
     collective_bytes: int
     bytes_accessed: float | None
     memory: MemoryNeed | None
+    work: "TracedWork" = dataclasses.field(default_factory=lambda: TracedWork())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,68 +118,158 @@ def program_cost(
     >>> program_cost(traced.jaxpr, traced.lower().compile()).flops
     128
     """
-    work = _work(traced.jaxpr, {})
-    wire_bytes = work.wire_bytes
-    if not any(eqn.primitive.name == "shard_map" for eqn in traced.jaxpr.eqns):
+    work = traced_work(traced)
+    wire_bytes = sum(each.wire_bytes for each in work.traffic)
+    if not work.replicates:
         found = collectives_of(compiled.as_text() or "", {})
         wire_bytes = sum(each.wire_bytes for each in found)
     return ProgramCost(
-        flops=work.flops,
+        flops=sum(work.flops.values()),
         collective_bytes=wire_bytes,
         bytes_accessed=None if work.loops else _bytes_accessed(compiled),
         memory=memory_need(compiled, copy_bytes),
+        work=work,
     )
 
 
-class _Work(NamedTuple):
-    flops: int = 0
-    wire_bytes: int = 0
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TracedWork:
+    """Work of a program, counted in its jaxpr.
+
+    Attributes:
+      flops: Number of operations of its matrix products and convolutions on all
+        devices together, by dtype of the operands.
+      product_bytes: Number of bytes of their operands and results, likewise: what goes
+        through memory if all else is fused with them.
+      traffic: Collectives of replicas of its own, which each device takes part in.
+      loops: Whether it has a loop.
+      replicates: Whether it has replicas: a `shard_map`.
+    """
+
+    flops: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    product_bytes: int = 0
+    traffic: tuple[Traffic, ...] = ()
     loops: bool = False
+    replicates: bool = False
 
 
-def _work(jaxpr: core.Jaxpr, sizes: Mapping[str, int]) -> _Work:
-    parts = [_equation_work(eqn, sizes) for eqn in jaxpr.eqns]
-    return _Work(
-        flops=sum(part.flops for part in parts),
-        wire_bytes=sum(part.wire_bytes for part in parts),
-        loops=any(part.loops for part in parts),
+def traced_work(traced: core.ClosedJaxpr) -> TracedWork:
+    """Return the work of a traced program; nothing is compiled.
+
+    Args:
+      traced: Its jaxpr, `jax.stages.Traced.jaxpr` or from `jax.make_jaxpr`.
+
+    >>> traced_work(jax.make_jaxpr(lambda x: x @ x)(jnp.ones((4, 4)))).flops
+    {'float32': 128}
+    """
+    work = _work(traced.jaxpr, {})
+    return dataclasses.replace(
+        work,
+        replicates=any(e.primitive.name == "shard_map" for e in traced.jaxpr.eqns),
     )
 
 
-def _equation_work(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> _Work:
+def _work(jaxpr: core.Jaxpr, sizes: Mapping[str, int]) -> TracedWork:
+    return _sum(_equation_work(eqn, sizes) for eqn in jaxpr.eqns)
+
+
+def _sum(parts: Iterable[TracedWork]) -> TracedWork:
+    flops: dict[str, int] = {}
+    traffic: dict[Any, Traffic] = {}
+    product_bytes, loops = 0, False
+    for part in parts:
+        for dtype, number in part.flops.items():
+            flops[dtype] = flops.get(dtype, 0) + number
+        for each in part.traffic:
+            same = (each.kind, each.axes, each.stride, each.span)
+            known = traffic.get(same)
+            traffic[same] = each if known is None else _scaled(each, known)
+        product_bytes += part.product_bytes
+        loops |= part.loops
+    return TracedWork(
+        flops=flops,
+        product_bytes=product_bytes,
+        traffic=tuple(traffic.values()),
+        loops=loops,
+    )
+
+
+def _scaled(one: Traffic, other: Traffic | None = None, turns: int = 1) -> Traffic:
+    more = (0, 0) if other is None else (other.wire_bytes, other.count)
+    return dataclasses.replace(
+        one,
+        wire_bytes=one.wire_bytes * turns + more[0],
+        count=one.count * turns + more[1],
+    )
+
+
+def _equation_work(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> TracedWork:
     name = eqn.primitive.name
     if name == "dot_general":
-        return _Work(flops=_dot_flops(eqn))
+        return _product_work(eqn, _dot_flops(eqn))
     if name == "conv_general_dilated":
-        return _Work(flops=_convolution_flops(eqn))
+        return _product_work(eqn, _convolution_flops(eqn))
     if name in _COLLECTIVES:
-        return _Work(wire_bytes=_sent_bytes(eqn, sizes))
+        return TracedWork(traffic=_sent(eqn, sizes))
     if name == "shard_map":
         sizes = eqn.params["mesh"].shape
     inside = [_work(jaxpr, sizes) for jaxpr in sub_jaxprs(eqn)]
     if not inside:
-        return _Work()
-    combine = max if name == "cond" else sum
+        return TracedWork()
+    if name == "cond":
+        inside = [_dearest(inside)]
     turns = eqn.params["length"] if name == "scan" else 1
     devices = eqn.params["mesh"].size if name == "shard_map" else 1
-    return _Work(
-        flops=combine(part.flops for part in inside) * turns * devices,
-        wire_bytes=combine(part.wire_bytes for part in inside) * turns,
-        loops=name in ("scan", "while") or any(part.loops for part in inside),
+    whole = _sum(inside)
+    return TracedWork(
+        flops={d: number * turns * devices for d, number in whole.flops.items()},
+        product_bytes=whole.product_bytes * turns * devices,
+        traffic=tuple(_scaled(each, turns=turns) for each in whole.traffic),
+        loops=name in ("scan", "while") or whole.loops,
     )
 
 
-def _sent_bytes(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> int:
+def _dearest(ways: list[TracedWork]) -> TracedWork:
+    """Return the most of each that a branch has, as if one way had it all."""
+    by_flops = max(ways, key=lambda way: sum(way.flops.values()))
+    by_bytes = max(ways, key=lambda way: sum(each.wire_bytes for each in way.traffic))
+    return TracedWork(
+        flops=by_flops.flops,
+        product_bytes=max(way.product_bytes for way in ways),
+        traffic=by_bytes.traffic,
+        loops=any(way.loops for way in ways),
+    )
+
+
+def _product_work(eqn: core.JaxprEqn, flops: int) -> TracedWork:
+    dtype = max((each.aval.dtype for each in eqn.invars), key=lambda d: d.itemsize)
+    arrays = (*eqn.invars, *eqn.outvars)
+    return TracedWork(
+        flops={str(dtype): flops},
+        product_bytes=sum(_array_bytes(each.aval) for each in arrays),
+    )
+
+
+def _sent(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
     handed = sum(_array_bytes(each.aval) for each in eqn.invars)
     axes: Any = eqn.params.get("axes", eqn.params.get("axis_name"))
     axes = axes if isinstance(axes, tuple) else (axes,)
+    names = tuple(axis for axis in axes if axis in sizes)
     groups = eqn.params.get("axis_index_groups")
     devices = (
-        max(map(len, groups))
-        if groups
-        else math.prod(sizes.get(axis, 1) for axis in axes)
+        max(map(len, groups)) if groups else math.prod(sizes[axis] for axis in names)
     )
-    return ring_bytes(_COLLECTIVES[eqn.primitive.name], handed, devices)
+    kind = _COLLECTIVES[eqn.primitive.name]
+    wire_bytes = ring_bytes(kind, handed, devices)
+    if not wire_bytes:
+        return ()
+    over = traffic_over(kind, names, sizes, wire_bytes)
+    if groups:
+        one = sorted(max(groups, key=len))
+        stride = over.stride * min(b - a for a, b in itertools.pairwise(one))
+        last = over.stride * (one[-1] - one[0]) + stride
+        over = dataclasses.replace(over, stride=stride, span=last)
+    return (over,)
 
 
 def _dot_flops(eqn: core.JaxprEqn) -> int:

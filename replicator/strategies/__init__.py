@@ -10,22 +10,42 @@ from replicator.strategies.builders import (
     zero1,
     zero2,
 )
+from replicator.strategies.cluster_file import Host, Ssh
+from replicator.strategies.cost import (
+    Features,
+    Prediction,
+    Traffic,
+    forecast,
+    predict,
+)
+from replicator.strategies.hardware import Hardware
+from replicator.strategies.machine import Link, Machine
 from replicator.strategies.strategy import Rule, Strategy
 from replicator.strategies.table import table
 from replicator.strategies.text import from_json, from_yaml, to_json, to_yaml
 from replicator.strategies.variables import Variable, variables_made_by, variables_of
 
 __all__ = [
+    "Features",
+    "Hardware",
+    "Host",
+    "Link",
+    "Machine",
     "Padded",
+    "Prediction",
     "Rule",
     "Rules",
+    "Ssh",
     "Strategy",
+    "Traffic",
     "Variable",
     "data_parallel",
+    "forecast",
     "from_json",
     "from_yaml",
     "fsdp",
     "hybrid",
+    "predict",
     "table",
     "tensor_parallel",
     "to_json",

@@ -1,7 +1,7 @@
 """Print a strategy for the variables of a state: partitions, and bytes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from replicator.strategies.strategy import Cut, Strategy, padded_shape
@@ -95,11 +95,26 @@ def _row(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> Table
         nbytes=variable.nbytes,
         stored=placed.stored,
         device_bytes=kept.nbytes // _pieces(placed.stored, sizes),
-        wire_bytes=0 if variable.is_optimizer else _wire(strategy, variable, sizes),
+        wire_bytes=sum(each[-1] for each in sent(strategy, variable, sizes)),
     )
 
 
-def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
+def sent(
+    strategy: Strategy, variable: Variable, sizes: dict[str, int]
+) -> list[tuple[str, tuple[str, ...], int, int]]:
+    """Return the collectives of a step for a variable.
+
+    Returns:
+      Their kind, mesh axes, number, and the bytes that a device sends in them, if they
+      are rings; none for the state of an optimizer.
+
+    >>> w = Variable(path="w", shape=(64, 64), dtype="float32", follows="w")
+    >>> mine = Strategy(name="mine", replica=8)
+    >>> sent(mine, w, mine.sizes(8))
+    [('all-reduce', ('replica',), 1, 28672)]
+    """
+    if variable.is_optimizer:
+        return []
     placed = strategy.place(variable, sizes)
     moments = strategy.place(replace(variable, path="", is_optimizer=True), sizes)
     cuts = [placed.stored, placed.computed, placed.gradient, moments.stored]
@@ -115,7 +130,18 @@ def _wire(strategy: Strategy, variable: Variable, sizes: dict[str, int]) -> int:
     # Parameters that are stored whole, and updated in pieces, are gathered afterwards.
     updated = max(_pieces(moments.stored, sizes) // stored, 1)
     kept = variable.nbytes // stored * (updated - 1) // updated
-    return gathered + scattered + summed + kept
+
+    def axes(named: Iterable[str | None], less: Iterable[str | None] = ()) -> tuple:
+        return tuple(a for a in sizes if a in {*named} - {*less} and sizes[a] > 1)
+
+    scatter_axes = axes(placed.gradient, placed.computed)
+    found = [
+        ("all-gather", axes(placed.stored, placed.computed), 2, gathered),
+        ("reduce-scatter", scatter_axes, 1, scattered),
+        ("all-reduce", axes(strategy.batch_axes, scatter_axes), 1, summed),
+        ("all-gather", axes(moments.stored, placed.stored), 1, kept),
+    ]
+    return [each for each in found if each[-1] > 0]
 
 
 def _padded(variable: Variable, cuts: Sequence[Cut], sizes: dict[str, int]) -> Variable:

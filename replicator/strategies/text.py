@@ -1,6 +1,7 @@
 """Read and write strategies as JSON and YAML; errors name the line of a bad key."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -59,7 +60,7 @@ def from_yaml(text: str) -> Strategy:
     if rules and not isinstance(rules, list):
         raise ArgumentError(
             "`text` must hold a list of rules, got something else in line "
-            f"{_line(nodes['rules'])}. Write `- pattern: ...` below `rules:`."
+            f"{line_of(nodes['rules'])}. Write `- pattern: ...` below `rules:`."
         )
     made = []
     for rule, node in zip(rules, nodes["rules"].value if rules else [], strict=True):
@@ -81,39 +82,61 @@ def _made(kind: type[T], plain: dict[str, Any], node: yaml.Node) -> T:
     try:
         return kind(**plain)
     except ArgumentError as failure:
-        failure.add_note(f"That is in the {_name(kind)} of line {_line(node)}.")
+        failure.add_note(f"That is in the {_name(kind)} of line {line_of(node)}.")
         raise
+
+
+def mapping_of(
+    node: Any, known: Sequence[str] | None, what: str, needed: Sequence[str]
+) -> dict[str, yaml.Node]:
+    """Return the values of a mapping by key, or raise with the line of what is wrong.
+
+    Args:
+      node: Node of a composed document; None for an empty one.
+      known: Keys that it may have; None for any.
+      what: Name of the thing that it describes.
+      needed: Keys that it must have.
+
+    Raises:
+      ArgumentError: It is not a mapping, a key is unknown, or twice there, or missing.
+    """
+    first = next(iter(known or ()), "name")
+    if not isinstance(node, yaml.MappingNode):
+        raise ArgumentError(
+            f"`text` must hold the fields of a {what}, got something else in "
+            f"line {1 if node is None else line_of(node)}. Write `{first}: ...`."
+        )
+    given: dict[str, yaml.Node] = {}
+    for key, _ in node.value:
+        if known is not None and key.value not in known:
+            raise ArgumentError(
+                f"`text` must hold known keys only, got {key.value!r} in line "
+                f"{line_of(key)}. Use one of {', '.join(known)}."
+            )
+        if key.value in given:
+            raise ArgumentError(
+                f"`text` must hold each key once, got {key.value!r} again, first in "
+                f"line {line_of(given[key.value])}. Leave one out."
+            )
+        given[key.value] = key
+    for name in needed:
+        if name not in given:
+            raise ArgumentError(
+                f"`text` must hold the key {name!r}, got a {what} without it in "
+                f"line {line_of(node)}. Add `{name}: ...`."
+            )
+    return {key.value: value for key, value in node.value}
+
+
+def line_of(node: yaml.Node) -> int:
+    """Return the line of a node, from 1."""
+    return node.start_mark.line + 1
 
 
 def _name(kind: type) -> str:
     return kind.__name__.lower()
 
 
-def _line(node: yaml.Node) -> int:
-    return node.start_mark.line + 1
-
-
 def _check_keys(node: Any, kind: type) -> None:
     known = [each.name for each in fields(kind)]
-    if not isinstance(node, yaml.MappingNode):
-        raise ArgumentError(
-            f"`text` must hold the fields of a {_name(kind)}, got something else in "
-            f"line {1 if node is None else _line(node)}. Write `{known[0]}: ...`."
-        )
-    given = [key.value for key, _ in node.value]
-    for key, _ in node.value:
-        if key.value not in known:
-            raise ArgumentError(
-                f"`text` must hold known keys only, got {key.value!r} in line "
-                f"{_line(key)}. Use one of {', '.join(known)}."
-            )
-        if given.count(key.value) > 1:
-            raise ArgumentError(
-                f"`text` must hold each key once, got {key.value!r} again, first in "
-                f"line {_line(key)}. Leave one out."
-            )
-    if known[0] not in given:
-        raise ArgumentError(
-            f"`text` must hold the key {known[0]!r}, got a {_name(kind)} without it in "
-            f"line {_line(node)}. Add `{known[0]}: ...`."
-        )
+    mapping_of(node, known, _name(kind), known[:1])

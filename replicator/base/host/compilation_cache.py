@@ -27,16 +27,30 @@ def enable_compilation_cache() -> pathlib.Path | None:
     # pyright does not know JAX's settings.
     if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
         return None
-    directory = _user_cache() / "replicator" / "xla"
-    if not _make_private(directory):
+    directory = private_directory("xla")
+    if directory is None:
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     return directory
 
 
-def _user_cache() -> pathlib.Path:
+def private_directory(name: str) -> pathlib.Path | None:
+    """Create a directory of this user's cache, which no other user can touch.
+
+    Returns:
+      The directory; None, with a warning in the log, if it is not private.
+    """
+    directory = user_directory(name)
+    return directory if _make_private(directory) else None
+
+
+def user_directory(name: str) -> pathlib.Path:
+    """Return the path of a directory of this user's cache, which need not be there."""
     chosen = os.environ.get("XDG_CACHE_HOME")
-    return pathlib.Path(chosen).absolute() if chosen else pathlib.Path.home() / ".cache"
+    cache = (
+        pathlib.Path(chosen).absolute() if chosen else pathlib.Path.home() / ".cache"
+    )
+    return cache / "replicator" / name
 
 
 def _make_private(directory: pathlib.Path) -> bool:
@@ -49,7 +63,7 @@ def _make_private(directory: pathlib.Path) -> bool:
             directory, to=0o077
         )
     except OSError as error:
-        _log.warning("no compilation cache: %s", error)
+        _log.warning("nothing is kept in %s: %s", directory, error)
         return False
 
 
@@ -59,7 +73,7 @@ def _is_closed(directory: pathlib.Path, *, to: int) -> bool:
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not mode & to:
         return True
     _log.warning(
-        "no compilation cache: %s must be a directory of this user alone (0700), got "
+        "nothing is kept: %s must be a directory of this user alone (0700), got "
         "mode %o of user %d. Run `chmod 700` on it, or remove it.",
         directory,
         mode,

@@ -1,9 +1,10 @@
 """Report on a compiled step: collectives, memory and arithmetic, as a table."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 
@@ -12,7 +13,8 @@ from replicator.engine.inspection.collectives import Collective, collectives_of
 from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
 from replicator.engine.memory import MemoryNeed, state_bytes
-from replicator.engine.program_cost import ProgramCost, engineering
+from replicator.engine.program_cost import ProgramCost, TracedWork, engineering
+from replicator.strategies.cost import Features, traffic_over
 from replicator.strategies.table import aligned
 from replicator.strategies.variables import variables_of
 
@@ -35,6 +37,7 @@ class Inspection:
       flops: Number of operations of matrix products and convolutions, of all devices
         together.
       steps_per_call: Number of updates of a call.
+      work: Work of a call, as it was traced.
     """
 
     strategy: str
@@ -43,6 +46,7 @@ class Inspection:
     memory: MemoryNeed | None
     flops: int
     steps_per_call: int = 1
+    work: TracedWork = field(default_factory=TracedWork, repr=False)
 
     @property
     def wire_bytes(self) -> int:
@@ -59,6 +63,46 @@ class Inspection:
         for each in self.collectives:
             counts[each.name] += each.count
         return dict(sorted(counts.items()))
+
+    def features(self) -> Features:
+        """Return the work of one update on one device, for `strategies.predict`.
+
+        Where the step has replicas, its collectives are as they were traced, in their
+        own dtype; else those that the compiler made. What goes through memory are
+        operands and results of products, the state, read and written once, and what
+        arrives, written and read.
+
+        >>> rep = replicator.Replicator()
+        >>> found = rep.inspect(step_fn, init_fn, batch).features()
+        >>> [(each.kind, each.axes) for each in found.traffic]
+        [('all-reduce', ('replica',))]
+        """
+        devices, calls = math.prod(self.mesh.values()), self.steps_per_call
+        traffic = self.work.traffic
+        if not self.work.replicates:
+            traffic = tuple(
+                traffic_over(
+                    each.kind, each.axes, self.mesh, each.wire_bytes, each.count
+                )
+                for each in self.collectives
+            )
+        moved = self.work.product_bytes / devices
+        moved += 2 * sum(each.wire_bytes for each in traffic)
+        if self.memory is not None:
+            moved += 2 * self.memory.arguments_bytes * calls
+        return Features(
+            num_devices=devices,
+            flops={d: n / devices / calls for d, n in self.work.flops.items()},
+            memory_bytes=moved / calls,
+            traffic=tuple(
+                replace(
+                    each,
+                    wire_bytes=each.wire_bytes // calls,
+                    count=max(each.count // calls, 1),
+                )
+                for each in traffic
+            ),
+        )
 
     def __str__(self) -> str:
         """Return a table: totals, and a line for each collective."""
@@ -105,6 +149,7 @@ def inspection_of(
         memory=memory,
         flops=cost.flops,
         steps_per_call=steps_per_call,
+        work=cost.work,
     )
 
 

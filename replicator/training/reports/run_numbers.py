@@ -12,8 +12,8 @@ import jax
 from replicator.base.types import Device
 from replicator.engine.program_cost import Compilation
 from replicator.monitoring.device_memory import memory_numbers
-from replicator.monitoring.peak_flops import flops_utilisation, peak_flops_per_s
 from replicator.monitoring.phases import Phases
+from replicator.strategies.hardware import flops_utilisation, peak_flops_per_s
 from replicator.writers.writer import Writer
 
 _INTERVAL_S = 1.0
