@@ -57,7 +57,7 @@ class Namespaces:
 
     def mend(self, number: int) -> None:
         """Plug the cable in again."""
-        _ip("-n", self._switch, "link", "set", self._cable(number), "master", "br")
+        _ip("-n", self._switch, "link", "set", self._cable(number), "master", "switch")
 
     @property
     def _switch(self) -> str:
@@ -75,14 +75,14 @@ class Namespaces:
                 raise FileNotFoundError(f"no `{needed}`")
         switch = self._switch
         _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "br", "type", "bridge")
-        _ip("-n", switch, "link", "set", "br", "up")
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
         for number, address in enumerate(self.addresses):
             name, cable = self._name(number), self._cable(number)
             _ip("netns", "add", name)
-            peer = ("type", "veth", "peer", "eth0", "netns", name)
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("-n", switch, "link", "add", cable, *peer)
-            _ip("-n", switch, "link", "set", cable, "master", "br", "up")
+            _ip("-n", switch, "link", "set", cable, "master", "switch", "up")
             _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", device, "up")

@@ -103,6 +103,10 @@ class SshServer:
         """Variables with which a launcher finds this `ssh` first."""
         return {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
 
+    def sessions(self) -> list[int]:
+        """List sshd's own processes, one or two for each connection."""
+        return [pid for pid in self.descendants() if _is_sshd(pid)]
+
     def descendants(self) -> list[int]:
         """List the processes of all sessions, those deeper later."""
         found, parents = [], [self._process.pid]
@@ -152,6 +156,12 @@ class SshServer:
                 self.__exit__()
                 raise Unavailable(f"sshd does not start: {told}")
             time.sleep(0.01)
+
+
+def _is_sshd(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().startswith("sshd")
+    return False
 
 
 def make_key(path: Path) -> None:
