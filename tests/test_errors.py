@@ -34,6 +34,11 @@ from replicator import strategies, testing
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.snapshot import start_copy
+from replicator.cli import launch as launch_command
+from replicator.cli.machine_file import read_nodes
+from replicator.cli.main import make_parser
+from replicator.distributed.remote.hosts import Hosts
+from replicator.distributed.remote.node import Node
 from replicator.errors import (
     ArgumentError,
     BatchError,
@@ -443,6 +448,21 @@ def launched_alone():
         for name, word in told.items():
             patch.setenv(name, word)
         replicator.Replicator()
+
+
+def machine_with(environment):
+    """Return a machine's file with an environment of its only node."""
+    path = folder() / "cluster.yml"
+    ssh = {"all": {"python_venv": environment}}
+    nodes = [{"address": "node1", "ssh_config": "all"}]
+    path.write_text(json.dumps({"nodes": nodes, "ssh": ssh}))
+    return str(path)
+
+
+def launch_with(*words):
+    """Run `replicator launch` in this process."""
+    arguments = make_parser(["launch"]).parse_args(["launch", *words, "train.py"])
+    launch_command.main(arguments)
 
 
 def newer_checkpoints():
@@ -2150,6 +2170,61 @@ ROWS = [
         ArgumentError,
         "`RANK`, `MASTER_ADDR` must be set beside `WORLD_SIZE` (torchrun), got "
         "nothing. Set all of them in each process, or none.",
+    ),
+    Row(
+        "A host whose name is an option",
+        lambda: Node(host="-oProxyCommand=x"),
+        ArgumentError,
+        "`host` must hold letters, digits and `._:@[]-` only and not begin with `-`, "
+        "got '-oProxyCommand=x'. Give it another name in `~/.ssh/config`.",
+    ),
+    Row(
+        "A port of ssh that is none",
+        lambda: Node(host="node1", port=0),
+        ArgumentError,
+        "`port` must be 1 to 65535, got 0. Use 22, or leave it out.",
+    ),
+    Row(
+        "A variable that no environment can hold",
+        lambda: Node(host="node1", environment={"A=B": "1"}),
+        ArgumentError,
+        "`environment` must be of names without `=`, got 'A=B'. Write `NAME: value`.",
+    ),
+    Row(
+        "A command in place of ssh, with no place for the host",
+        lambda: Hosts([Node(host="node1")], via="ssh gate", lost_after_s=300),
+        ArgumentError,
+        "`via` must be a command in which `{host}` stands for the host, got "
+        "'ssh gate'. Use for example `ssh -J gate {host}`.",
+    ),
+    Row(
+        "A file of a machine that is not there",
+        lambda: read_nodes("cluster.yml"),
+        ArgumentError,
+        "`machine` must be a file of nodes, got 'cluster.yml': No such file or "
+        "directory. Give its path.",
+    ),
+    Row(
+        "An environment of a host that a shell would have to make",
+        lambda: read_nodes(machine_with("conda activate x")),
+        ArgumentError,
+        "`python_venv` must be the folder of an environment, or `source "
+        "FOLDER/bin/activate`, got 'conda activate x'. No shell runs it: name the "
+        "folder.",
+    ),
+    Row(
+        "Copies in memory on hosts of a file",
+        lambda: launch_with("--machine", "cluster.yml", "--copy-bytes", "8"),
+        ArgumentError,
+        "`copy_bytes` must not be given with `machine`, got 8. Leave it out: it is for "
+        "processes of this host.",
+    ),
+    Row(
+        "A command in place of ssh, and no machine",
+        lambda: launch_with("--processes", "2", "--via", "ssh {host}"),
+        ArgumentError,
+        "`via` must come with `machine`, got 'ssh {host}' alone. Add `--machine "
+        "cluster.yml`.",
     ),
     Row(
         "Two launchers that disagree",

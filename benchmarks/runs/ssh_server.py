@@ -50,7 +50,7 @@ class SshServer:
     """A running sshd, and a client's configuration; gone when the block ends.
 
     Args:
-      folder: Empty folder for its files.
+      folder: Folder for its files, empty or new.
       address: Address that it listens on.
       inside: Returns the command that runs another one on its host; by default here.
 
@@ -72,6 +72,7 @@ class SshServer:
         sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
         if sshd is None or shutil.which("ssh") is None:
             raise Unavailable("no sshd: install Debian's openssh-server")
+        self.folder.mkdir(exist_ok=True)
         self._write_files()
         command = [sshd, "-f", f"{self.folder}/sshd_config"]
         if os.getuid() == 0 and not Path("/run/sshd").exists():

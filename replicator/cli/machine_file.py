@@ -28,8 +28,9 @@ def read_nodes(path: str, *, devices: int | None = None) -> list[Node]:
     try:
         text = Path(expanded(path)).read_text()
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ArgumentError(
-            f"`machine` must be a file of nodes, got {path!r}: {error}. Give its path."
+            f"`machine` must be a file of nodes, got {path!r}: {reason}. Give its path."
         ) from error
     hosts = sorted(Machine.from_yaml(text).hosts, key=lambda host: not host.is_chief)
     return [_node(host, devices) for host in hosts]
