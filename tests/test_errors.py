@@ -1869,6 +1869,8 @@ ROWS = [
         "`memory_copy_every` must be in a run under `replicator launch`, whose memory "
         "holds the copies, got none (REPLICATOR_KEEPER is not set). Start the script "
         "by `replicator launch`, or leave it out.",
+    ),
+    Row(
         "A copy of the state on a disk",
         lambda: run([regression_batch()], checkpoint_copy="disk"),
         ArgumentError,
