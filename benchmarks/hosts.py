@@ -241,7 +241,9 @@ def _wait(condition: Callable[[], bool], what: str, within_s: float = _LONG_S) -
 
 def _is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
     return False
 
 

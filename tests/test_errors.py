@@ -35,10 +35,10 @@ from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.snapshot import start_copy
 from replicator.cli import launch as launch_command
-from replicator.cli.machine_file import read_nodes
 from replicator.cli.main import make_parser
 from replicator.distributed.remote.hosts import Hosts
-from replicator.distributed.remote.node import Node
+from replicator.distributed.remote.machine_file import read_hosts
+from replicator.distributed.remote.remote_host import RemoteHost
 from replicator.errors import (
     ArgumentError,
     BatchError,
@@ -2175,40 +2175,40 @@ ROWS = [
     ),
     Row(
         "A host whose name is an option",
-        lambda: Node(host="-oProxyCommand=x"),
+        lambda: RemoteHost(address="-oProxyCommand=x"),
         ArgumentError,
-        "`host` must hold letters, digits and `._:@[]-` only and not begin with `-`, "
-        "got '-oProxyCommand=x'. Give it another name in `~/.ssh/config`.",
+        "`address` must hold letters, digits and `._:@[]-` only and not begin with "
+        "`-`, got '-oProxyCommand=x'. Give it another name in `~/.ssh/config`.",
     ),
     Row(
         "A port of ssh that is none",
-        lambda: Node(host="node1", port=0),
+        lambda: RemoteHost(address="node1", port=0),
         ArgumentError,
         "`port` must be 1 to 65535, got 0. Use 22, or leave it out.",
     ),
     Row(
         "A variable that no environment can hold",
-        lambda: Node(host="node1", environment={"A=B": "1"}),
+        lambda: RemoteHost(address="node1", environment={"A=B": "1"}),
         ArgumentError,
         "`environment` must be of names without `=`, got 'A=B'. Write `NAME: value`.",
     ),
     Row(
         "A command in place of ssh, with no place for the host",
-        lambda: Hosts([Node(host="node1")], via="ssh gate", lost_after_s=300),
+        lambda: Hosts([RemoteHost(address="node1")], via="ssh gate", lost_after_s=300),
         ArgumentError,
         "`via` must be a command in which `{host}` stands for the host, got "
         "'ssh gate'. Use for example `ssh -J gate {host}`.",
     ),
     Row(
         "A file of a machine that is not there",
-        lambda: read_nodes("cluster.yml"),
+        lambda: read_hosts("cluster.yml"),
         ArgumentError,
         "`machine` must be a file of nodes, got 'cluster.yml': No such file or "
         "directory. Give its path.",
     ),
     Row(
         "An environment of a host that a shell would have to make",
-        lambda: read_nodes(machine_with("conda activate x")),
+        lambda: read_hosts(machine_with("conda activate x")),
         ArgumentError,
         "`python_venv` must be the folder of an environment, or `source "
         "FOLDER/bin/activate`, got 'conda activate x'. No shell runs it: name the "

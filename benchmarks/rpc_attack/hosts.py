@@ -12,8 +12,8 @@ from benchmarks.rpc_attack.attack import LONG_S, Untried, hold, within
 from benchmarks.rpc_attack.target import Target, private_folder
 from benchmarks.rpc_attack.users import as_another
 from benchmarks.runs.ssh_server import SshServer, Unavailable
-from replicator.cli.machine_file import read_nodes
-from replicator.distributed.remote.node import Node, connection
+from replicator.distributed.remote.machine_file import read_hosts
+from replicator.distributed.remote.remote_host import RemoteHost, connection
 from replicator.errors import ArgumentError
 
 _AWKWARD = (
@@ -39,14 +39,12 @@ def names_of_hosts(target: Target) -> None:
     """Name a host, or a user, so that ssh or a shell does more than to connect."""
     for text in _AWKWARD:
         name = text.format("won")
-        for fields in ({"host": name}, {"host": "a", "user": name}):
-            if name == "" and "user" in fields:
-                continue
+        for address, user in ((name, None), ("a", name)):
             try:
-                command = connection(Node(**fields), "true")
+                host = RemoteHost(address=address, user=user)
             except ArgumentError:
                 continue
-            hold(False, f"{name!r} is taken: {command}")
+            hold(False, f"{name!r} is taken: {connection(host, 'true')}")
 
 
 def words_of_a_command(target: Target) -> None:
@@ -65,7 +63,7 @@ def words_of_a_command(target: Target) -> None:
 
 def commands_in_place_of_ssh(target: Target) -> None:
     """Have a shell read what stands for ssh."""
-    words = connection(Node(host="a"), "true", via="run {host}; touch won")
+    words = connection(RemoteHost(address="a"), "true", via="run {host}; touch won")
     hold(words == ["run", "a;", "touch", "won", "true"], f"it is {words}")
 
 
@@ -81,7 +79,7 @@ def yaml_with_tags(target: Target) -> None:
     for text in (tagged, f"nodes: {tagged}", f"nodes: [{{address: {tagged}}}]", bomb):
         (folder / "cluster.yml").write_text(text)
         try:
-            read_nodes(f"{folder}/cluster.yml")
+            read_hosts(f"{folder}/cluster.yml")
         except ArgumentError:
             hold(not won.exists(), "it was executed")
             continue

@@ -8,10 +8,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from replicator.checkpoint.copies.keeper import serve_keeper
-from replicator.cli.machine_file import read_nodes
 from replicator.distributed.processes.group import launch
 from replicator.distributed.processes.policy import LaunchPolicy
 from replicator.distributed.remote.hosts import Hosts
+from replicator.distributed.remote.machine_file import read_hosts
 from replicator.errors import ArgumentError, check_count, check_positive
 
 SUMMARY = "Run a script as several processes; restart them when one dies"
@@ -39,24 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = LaunchPolicy(processes=1)
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    places = parser.add_mutually_exclusive_group(required=True)
-    places.add_argument(
-        "--processes", type=int, metavar="N", help="how many processes on this host"
-    )
-    places.add_argument(
-        "--machine", metavar="FILE", help="YAML of nodes, each of which gets a process"
-    )
-    parser.add_argument(
-        "--via",
-        metavar="COMMAND",
-        help="with --machine: what runs a shell's command on {host}, instead of ssh",
-    )
-    parser.add_argument(
-        "--lost-after",
-        type=float,
-        metavar="SECONDS",
-        help="with --machine: a host without contact ends its process (default 300)",
-    )
+    _add_places(parser)
     parser.add_argument(
         "--devices-per-process",
         type=int,
@@ -108,6 +91,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    places = parser.add_mutually_exclusive_group(required=True)
+    places.add_argument(
+        "--processes", type=int, metavar="N", help="how many processes on this host"
+    )
+    places.add_argument(
+        "--machine", metavar="FILE", help="YAML of nodes, each of which gets a process"
+    )
+    parser.add_argument(
+        "--via",
+        metavar="COMMAND",
+        help="with --machine: what runs a shell's command on {host}, instead of ssh",
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=float,
+        metavar="SECONDS",
+        help="with --machine: a host without contact ends its process (default 300)",
+    )
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Run the group, and return its exit code."""
     hosts = _hosts(arguments)
@@ -132,7 +136,7 @@ def main(arguments: argparse.Namespace) -> int:
             "`replicator launch` in the folder that holds it, or set PYTHONPATH."
         )
     policy = LaunchPolicy(
-        processes=arguments.processes if hosts is None else len(hosts.nodes),
+        processes=arguments.processes if hosts is None else len(hosts),
         max_restarts=arguments.max_restarts,
         stop_grace_s=arguments.stop_grace,
     )
@@ -168,13 +172,13 @@ def _hosts(arguments: argparse.Namespace) -> Hosts | None:
     for name in (*of_this_host, "ready"):
         if given[name]:
             raise ArgumentError(
-                f"`{name}` must not be given with `machine`, got {given[name]!r}. Leave "
-                "it out: it is for processes of this host."
+                f"`{name}` must not be given with `machine`, got {given[name]!r}. "
+                "Leave it out: it is for processes of this host."
             )
     lost_after_s = 300.0 if arguments.lost_after is None else arguments.lost_after
     check_positive("lost_after", lost_after_s, "Use 300.")
-    nodes = read_nodes(arguments.machine, devices=arguments.devices_per_process)
-    return Hosts(nodes, via=arguments.via, lost_after_s=lost_after_s)
+    hosts = read_hosts(arguments.machine, devices=arguments.devices_per_process)
+    return Hosts(hosts, via=arguments.via, lost_after_s=lost_after_s)
 
 
 def _is_module(name: str) -> bool:

@@ -15,7 +15,7 @@ from benchmarks.runs.ssh_server import SshServer
 from replicator.distributed.processes.ports import free_port
 from replicator.distributed.remote.bundle import remote_command
 from replicator.distributed.remote.member import HostMember
-from replicator.distributed.remote.node import Node, connection
+from replicator.distributed.remote.remote_host import RemoteHost, connection
 from tests.distributed.processes.launched import LONG_S, Launched, kill, script
 from tests.multiprocess.test_launch_jax import JOIN
 from tests.multiprocess.worker_processes import wait_dead
@@ -130,7 +130,10 @@ def test_a_kill_leaves_nothing_on_any_host(tmp_path, server, victim):
 def test_the_end_of_one_run_leaves_another_on_its_hosts_alone(tmp_path, server):
     train = script(tmp_path, FOREVER)
     cluster = machine(tmp_path)
-    with launched(server, cluster, train) as one, launched(server, cluster, train) as two:
+    with (
+        launched(server, cluster, train) as one,
+        launched(server, cluster, train) as two,
+    ):
         for group in (one, two):
             group.wait_for("ready 0", count=2)
         one.tell(signal.SIGTERM)
@@ -159,7 +162,7 @@ def test_what_ssh_would_ask_for_is_an_error(tmp_path, server, trouble, monkeypat
     HostMember(
         1,
         "b",
-        connection(Node(host="b"), remote_command(sys.executable)),
+        connection(RemoteHost(address="b"), remote_command(sys.executable)),
         {},
         lost_after_s=LONG_S,
         was_used=False,

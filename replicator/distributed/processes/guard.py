@@ -29,10 +29,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 KILLED_BY_LAUNCHER = 137
 """Exit code of a guard that killed for its launcher; the kernel's SIGKILL is -9."""
@@ -116,7 +115,14 @@ def name_process(name: str) -> None:
         _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+def start(
+    command: list[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> subprocess.Popen[bytes]:
     """Start a command, which the kernel kills with this single-threaded process.
 
     It is handed the signals of this process; those that come meanwhile it gets
@@ -125,7 +131,10 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
     Args:
       command: Its command line.
-      options: As for `subprocess.Popen`.
+      env: As for `subprocess.Popen`; the others likewise.
+      stdin: See `env`.
+      stdout: See `env`.
+      stderr: See `env`.
     """
     guard = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
@@ -136,7 +145,14 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
     # No other thread: a function between fork and exec is safe here.
     # It inherits 0 to 2; `Popen` closes all else, the lifeline too.
-    child = subprocess.Popen(command, preexec_fn=die_with_guard, **options)
+    child = subprocess.Popen(
+        command,
+        preexec_fn=die_with_guard,
+        env=env,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+    )
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame

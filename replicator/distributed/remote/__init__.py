@@ -1,7 +1,8 @@
 """Processes of a group on other hosts, each reached by ssh or a command like it.
 
-    node              a host, and the command that reaches it
-    member            its process, as the launcher's supervisor sees it
+    remote_host       a host, and the command that reaches it
+    machine_file      hosts of a machine's file
+    hosts, member     processes on hosts, as the launcher's supervisor has them
     frames            what both ends write into ssh's pipe
     host_guard        the end on the host: starts the command, lets nothing outlive it
     bundle            the source of that end, which the launcher sends

@@ -9,8 +9,8 @@ for it, and kills it and all that it started, whatever their session, as soon as
 - nothing has come for `lost_after_s`: the launcher is suspended, or the network cut.
 
 Two processes: one does this, the other waits for its end, and then kills what is left;
-the first ends with it. So a kill of either leaves nothing behind. What an earlier attempt of the same process
-left, on a host that was cut off, is killed before the next one starts.
+the first ends with it. So a kill of either leaves nothing behind. What an earlier
+attempt of the same process left here is killed before the next one starts.
 """
 
 import contextlib
@@ -113,7 +113,8 @@ class _HostGuard:
         outbox: Outbox,
         progress: Path,
     ) -> None:
-        assert child.stdout is not None and child.stderr is not None, "they are pipes"
+        assert child.stdout is not None, "it is a pipe"
+        assert child.stderr is not None, "it is a pipe"
         self._child = child
         self._lost_after_s = order["lost_after_s"]
         self._beat_s = order["beat_s"]

@@ -9,7 +9,7 @@ from replicator.distributed.processes.policy import ProcessEnd
 from replicator.distributed.processes.ports import any_port
 from replicator.distributed.remote.bundle import remote_command
 from replicator.distributed.remote.member import HostMember
-from replicator.distributed.remote.node import Node, check_via, connection
+from replicator.distributed.remote.remote_host import RemoteHost, check_via, connection
 from replicator.distributed.report_progress import write_progress
 
 
@@ -17,8 +17,8 @@ class Hosts:
     """Hosts, one for each process of a group.
 
     Args:
-      nodes: Hosts by process; that of process 0 is the one where all others meet.
-      via: Command that reaches a host, instead of ssh: see `node.connection`.
+      hosts: Hosts by process; at that of process 0 all others meet.
+      via: Command that reaches a host, instead of ssh: see `remote_host`.
       lost_after_s: Seconds without contact after which a host ends its process.
 
     Raises:
@@ -26,22 +26,31 @@ class Hosts:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], *, via: str | None = None, lost_after_s: float
+        self,
+        hosts: Sequence[RemoteHost],
+        *,
+        via: str | None = None,
+        lost_after_s: float,
     ) -> None:
         if via is not None:
             check_via(via)
-        self.nodes, self._via = nodes, via
+        self._hosts, self._via = hosts, via
         self._lost_after_s = lost_after_s
         self._last: dict[int, HostMember] = {}  # by rank
 
+    def __len__(self) -> int:
+        return len(self._hosts)
+
     def describe(self) -> str:
         """Return one line that names each process's host."""
-        places = (f"process {i} on {node.host}" for i, node in enumerate(self.nodes))
+        places = (
+            f"process {i} on {host.address}" for i, host in enumerate(self._hosts)
+        )
         return ", ".join(places)
 
     def new_address(self) -> str:
         """Return the next address at which the processes meet."""
-        return join_address(self.nodes[0].address, any_port())
+        return join_address(self._hosts[0].name, any_port())
 
     def start(
         self,
@@ -59,19 +68,19 @@ class Hosts:
         Args:
           rank: Its number.
           command: Its command line; the first word is the Python of this host, in
-            whose place comes that of the node.
+            whose place comes that of its host.
           variables: What the group adds to its environment.
           secret: The run's secret, empty for none.
           folder: The launcher's, whose name is that of the run.
           signal_asked: As of `HostMember`; `report` likewise.
           report: See `signal_asked`.
         """
-        node, before = self.nodes[rank], self._last.get(rank)
-        remote = remote_command(node.python or command[0])
+        host, before = self._hosts[rank], self._last.get(rank)
+        remote = remote_command(host.python or command[0])
         member = HostMember(
             rank,
-            node.host,
-            connection(node, remote, via=self._via),
+            host.address,
+            connection(host, remote, via=self._via),
             {
                 "owner": f"{folder.name}-{rank}",
                 "arguments": command[1:],
@@ -79,7 +88,7 @@ class Hosts:
                 # Lines appear when they are printed, and are not lost in a crash.
                 "environment": {
                     "PYTHONUNBUFFERED": "1",
-                    **node.environment,
+                    **host.environment,
                     **variables,
                 },
                 "secret": secret.hex(),

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from replicator.distributed.remote.bundle import remote_command
-from replicator.distributed.remote.node import Node, check_via, connection
+from replicator.distributed.remote.remote_host import RemoteHost, check_via, connection
 from replicator.errors import ArgumentError
 
 
@@ -13,27 +13,27 @@ from replicator.errors import ArgumentError
     "name",
     ["-oProxyCommand=reboot", "a b", "a;b", "$(b)", "`b`", "a\nb", "", "a/b", "é"],
 )
-@pytest.mark.parametrize("field", ["host", "user"])
+@pytest.mark.parametrize("field", ["address", "user"])
 def test_names_that_are_more_than_names_are_refused(field, name):
     with pytest.raises(ArgumentError, match=field):
-        Node(**{"host": "a", field: name})
+        RemoteHost(**{"address": "a", field: name})
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_a_port_is_one(port):
     with pytest.raises(ArgumentError, match="port"):
-        Node(host="a", port=port)
+        RemoteHost(address="a", port=port)
 
 
 @pytest.mark.parametrize("variable", ["", "a=b", "a\0"])
 def test_a_variable_that_no_environment_can_hold_is_refused(variable):
     with pytest.raises(ArgumentError, match="environment"):
-        Node(host="a", environment={variable: "x"})
+        RemoteHost(address="a", environment={variable: "x"})
 
 
 def test_ssh_never_asks_and_takes_no_name_for_an_option():
-    node = Node(host="b", user="jane", port=2222, key_file="~/.ssh/key")
-    words = connection(node, "true")
+    host = RemoteHost(address="b", user="jane", port=2222, key_file="~/.ssh/key")
+    words = connection(host, "true")
     assert "BatchMode=yes" in words
     assert "ConnectTimeout=10" in words
     assert words[words.index("--") :] == ["--", "b", "true"]
@@ -43,15 +43,17 @@ def test_ssh_never_asks_and_takes_no_name_for_an_option():
 
 
 def test_what_is_not_given_is_left_to_the_configuration_of_ssh():
-    assert not {"-l", "-i", "-p"} & {*connection(Node(host="b"), "true")}
+    assert not {"-l", "-i", "-p"} & {*connection(RemoteHost(address="b"), "true")}
 
 
 def test_ssh_gets_an_address_without_brackets():
-    assert connection(Node(host="[fe80::1]"), "true")[-2] == "fe80::1"
+    assert connection(RemoteHost(address="[fe80::1]"), "true")[-2] == "fe80::1"
 
 
 def test_another_command_gets_the_host_in_its_words_and_no_shell():
-    words = connection(Node(host="b"), "x 'y z'", via="ssh -J 'my gate' {host} -- ")
+    words = connection(
+        RemoteHost(address="b"), "x 'y z'", via="ssh -J 'my gate' {host} -- "
+    )
     assert words == ["ssh", "-J", "my gate", "b", "--", "x 'y z'"]
 
 
@@ -71,4 +73,4 @@ def test_the_home_of_another_user_is_found_there():
 
 
 def test_the_others_reach_a_host_without_the_user():
-    assert Node(host="jane@b").address == "b"
+    assert RemoteHost(address="jane@b").name == "b"

@@ -1,21 +1,23 @@
-"""Nodes of a machine's file, as `replicator launch` reaches them."""
+"""Hosts of a machine's file, as a launcher reaches them."""
 
 import re
 from pathlib import Path
 
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
 from replicator.base.host.paths import expanded
-from replicator.distributed.remote.node import Node
+from replicator.distributed.remote.remote_host import RemoteHost
 from replicator.errors import ArgumentError
 from replicator.strategies.cluster_file import Host, Ssh
 from replicator.strategies.machine import Machine
 
 # The folder of an environment, or the command that activates it in a shell.
-_ENVIRONMENT = re.compile(r"(?:(?:source|\.)\s+)?([^\s'\"$;&|<>()`\\]+?)(/bin/activate)?;?")
+_ENVIRONMENT = re.compile(
+    r"(?:(?:source|\.)\s+)?([^\s'\"$;&|<>()`\\]+?)(/bin/activate)?;?"
+)
 
 
-def read_nodes(path: str, *, devices: int | None = None) -> list[Node]:
-    """Return the nodes of a machine's file, the chief first.
+def read_hosts(path: str, *, devices: int | None = None) -> list[RemoteHost]:
+    """Return the hosts of a machine's file, the chief first.
 
     Args:
       path: The file, as of `Machine.from_yaml`.
@@ -33,10 +35,10 @@ def read_nodes(path: str, *, devices: int | None = None) -> list[Node]:
             f"`machine` must be a file of nodes, got {path!r}: {reason}. Give its path."
         ) from error
     hosts = sorted(Machine.from_yaml(text).hosts, key=lambda host: not host.is_chief)
-    return [_node(host, devices) for host in hosts]
+    return [_remote(host, devices) for host in hosts]
 
 
-def _node(host: Host, devices: int | None) -> Node:
+def _remote(host: Host, devices: int | None) -> RemoteHost:
     ssh = host.ssh or Ssh()
     variables = {}
     if host.gpus:
@@ -46,8 +48,8 @@ def _node(host: Host, devices: int | None) -> Node:
     variables |= dict(ssh.shared_envs)
     if devices is not None:
         variables[FAKE_DEVICES] = str(devices)
-    return Node(
-        host=host.address,
+    return RemoteHost(
+        address=host.address,
         user=ssh.username or None,
         port=ssh.port,
         key_file=ssh.key_file or None,

@@ -14,22 +14,23 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9._:@\[\]-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class RemoteHost:
     """A host, as the system's ssh reaches it.
 
     Attributes:
-      host: Name or address, also for the other processes of the group.
+      address: Name or address, also for the other processes of the group; the user and
+        an `@` may stand before it.
       user: User there; by default as ssh's configuration has it, as all below.
       port: Port of its sshd.
       key_file: File of the private key.
       python: Python there; by default the path of this launcher's.
       environment: Variables of its process.
 
-    >>> Node(host="10.0.0.1", user="jane").host
+    >>> RemoteHost(address="jane@10.0.0.1").name
     '10.0.0.1'
     """
 
-    host: str
+    address: str
     user: str | None = None
     port: int | None = None
     key_file: str | None = None
@@ -37,7 +38,7 @@ class Node:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_name("host", self.host)
+        _check_name("address", self.address)
         if self.user is not None:
             _check_name("user", self.user)
         if self.port is not None:
@@ -55,9 +56,9 @@ class Node:
                 )
 
     @property
-    def address(self) -> str:
-        """The host without a user, for the other processes."""
-        return self.host.rpartition("@")[2]
+    def name(self) -> str:
+        """The address without a user, for the other processes."""
+        return self.address.rpartition("@")[2]
         for name, value in self.environment.items():
             if not name or "=" in name or "\0" in name + value:
                 raise ArgumentError(
@@ -92,26 +93,28 @@ def check_via(via: str) -> None:
         )
 
 
-def connection(node: Node, remote_command: str, *, via: str | None = None) -> list[str]:
+def connection(
+    host: RemoteHost, remote_command: str, *, via: str | None = None
+) -> list[str]:
     """Return the command that runs another one in the shell of a host.
 
     The user's configuration of ssh rules: keys of hosts, jumps, names. It never asks.
 
     Args:
-      node: The host.
+      host: The host.
       remote_command: One command line for its shell.
       via: What to use instead of ssh; `{host}` in its words stands for the host. It is
         split as a shell would, and run without one.
 
-    >>> connection(Node(host="b", port=2222), "uptime")[-5:]
+    >>> connection(RemoteHost(address="b", port=2222), "uptime")[-5:]
     ['-p', '2222', '--', 'b', 'uptime']
     """
     if via is not None:
-        words = [word.replace("{host}", node.host) for word in shlex.split(via)]
+        words = [word.replace("{host}", host.address) for word in shlex.split(via)]
         return [*words, remote_command]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
-    for flag, value in (("-l", node.user), ("-i", node.key_file), ("-p", node.port)):
+    for flag, value in (("-l", host.user), ("-i", host.key_file), ("-p", host.port)):
         options += [] if value is None else [flag, str(value)]
     # An IPv6 address is in brackets only where a port may follow.
-    host = re.sub(r"\[(.*)\]", r"\1", node.host)
-    return ["ssh", "-T", *options, "--", host, remote_command]
+    address = re.sub(r"\[(.*)\]", r"\1", host.address)
+    return ["ssh", "-T", *options, "--", address, remote_command]

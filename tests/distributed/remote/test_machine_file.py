@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from replicator.cli.machine_file import read_nodes
 from replicator.cli.main import main
+from replicator.distributed.remote.machine_file import read_hosts
 from replicator.errors import ArgumentError
 
 FAKE = "REPLICATOR_FAKE_DEVICES"
@@ -18,14 +18,14 @@ def read(tmp_path):
     def write(cluster, **options):
         path = tmp_path / "cluster.yml"
         path.write_text(cluster if isinstance(cluster, str) else json.dumps(cluster))
-        return read_nodes(str(path), **options)
+        return read_hosts(str(path), **options)
 
     return write
 
 
 def test_the_chief_is_process_0(read):
     nodes = [{"address": "a"}, {"address": "b", "chief": True}, {"address": "c"}]
-    assert [node.host for node in read({"nodes": nodes})] == ["b", "a", "c"]
+    assert [host.address for host in read({"nodes": nodes})] == ["b", "a", "c"]
 
 
 def test_a_group_of_ssh_is_taken_over(read):
@@ -34,16 +34,16 @@ def test_a_group_of_ssh_is_taken_over(read):
         **{"python_venv": "~/env", "shared_envs": {"A": "$x\n'"}},
     }
     nodes = [{"address": "a", "ssh_config": "g"}]
-    [node] = read({"nodes": nodes, "ssh": {"g": group}})
-    assert (node.user, node.port, node.key_file) == ("jane", 2222, "~/.ssh/key")
-    assert node.python == "~/env/bin/python"
-    assert node.environment == {"A": "$x\n'"}
+    [host] = read({"nodes": nodes, "ssh": {"g": group}})
+    assert (host.user, host.port, host.key_file) == ("jane", 2222, "~/.ssh/key")
+    assert host.python == "~/env/bin/python"
+    assert host.environment == {"A": "$x\n'"}
 
 
 def test_what_the_file_leaves_out_is_left_to_ssh(read):
-    [node] = read({"nodes": [{"address": "a"}]})
-    assert (node.user, node.port, node.key_file, node.python) == (None,) * 4
-    assert node.environment == {}
+    [host] = read({"nodes": [{"address": "a"}]})
+    assert (host.user, host.port, host.key_file, host.python) == (None,) * 4
+    assert host.environment == {}
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_what_the_file_leaves_out_is_left_to_ssh(read):
 )
 def test_an_environment_is_its_folder_or_what_activates_it(read, text):
     ssh = {"g": {"python_venv": text}}
-    [node] = read({"nodes": [{"address": "a", "ssh_config": "g"}], "ssh": ssh})
-    assert node.python == "/env/bin/python"
+    [host] = read({"nodes": [{"address": "a", "ssh_config": "g"}], "ssh": ssh})
+    assert host.python == "/env/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_gpus_are_shown_to_the_process_and_cpus_are_fake_devices(read):
 
 
 def test_devices_that_are_asked_for_count_before_the_file(read):
-    [node] = read({"nodes": [{"address": "a", "cpus": [0]}]}, devices=4)
-    assert node.environment == {FAKE: "4"}
+    [host] = read({"nodes": [{"address": "a", "cpus": [0]}]}, devices=4)
+    assert host.environment == {FAKE: "4"}
 
 
 @pytest.mark.parametrize("where", ["{}", "nodes: {}", "nodes: [{{address: {}}}]"])
