@@ -2200,6 +2200,13 @@ ROWS = [
         "'ssh gate'. Use for example `ssh -J gate {host}`.",
     ),
     Row(
+        "A command in place of ssh that is not there",
+        lambda: Hosts([RemoteHost(address="node1")], via="sssh {host}", lost_after_s=9),
+        ArgumentError,
+        "`via` must be a program of this host, got 'sssh', which is not in PATH. "
+        "Install it.",
+    ),
+    Row(
         "A file of a machine that is not there",
         lambda: read_hosts("cluster.yml"),
         ArgumentError,

@@ -78,12 +78,6 @@ def test_a_process_that_dies_on_a_host_restarts_all_on_all_hosts(tmp_path, serve
     assert "process 1 was killed by SIGKILL" in group.text
 
 
-def test_a_failure_that_stays_ends_with_its_own_code(tmp_path, server):
-    train = script(tmp_path, "if rank: sys.exit(255)" + FOREVER)
-    with launched(server, machine(tmp_path), "--max-restarts", 0, train) as group:
-        assert group.wait() == 255
-
-
 def test_of_the_environment_only_shared_envs_arrive(tmp_path, server):
     awkward = {"JSON": '{"a": "$HOME"}', "LINES": "a\n'b'", "EMPTY": ""}
     train = script(
@@ -217,7 +211,7 @@ def test_a_host_that_was_cut_off_ends_all_and_takes_part_again(tmp_path):
                     group.wait_for("ready 0")
                     hosts.cut(1)
                     wait_dead([pid], within_s=LONG_S)
-                    group.wait_for("is lost: silent for 2 s")
+                    group.wait_for("is lost: timed out, silent for 2 s")
                     group.wait_for("starting all processes again")
                     hosts.mend(1)
                     assert group.wait() == 0

@@ -11,8 +11,12 @@ import shlex
 from replicator.distributed.processes import guard, sweep
 from replicator.distributed.remote import frames, host_guard
 
-# Byte by byte, as what follows the line is not this reader's.
-_BOOT = 'import json;exec(json.loads(open(0,"rb",0,closefd=False).readline()))'
+# Byte by byte, as what follows the line is not this reader's. The alarm ends it if the
+# line, or the order that follows, does not come: the host guard takes it off.
+_BOOT = (
+    "import json,signal;signal.alarm(60);"
+    'exec(json.loads(open(0,"rb",0,closefd=False).readline()))'
+)
 # Imports of these modules find them in `sys.modules`, without their packages.
 _PROGRAM = """\
 import sys, types

@@ -15,7 +15,7 @@ _KNOWN = (
         "Run `ssh` to it once, and compare the fingerprint",
     ),
     (
-        "Permission denied|Too many authentication failures",
+        r"Permission denied \(|Too many authentication failures",
         "take your key, without a password",
         "Use `ssh-copy-id`, add the key to the agent, or name its `key_file`",
     ),

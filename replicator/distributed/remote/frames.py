@@ -17,6 +17,7 @@ PREAMBLE = b"\0replicator frames follow\n"
 """First bytes from the host: a login shell may print before it."""
 
 _HEAD = struct.Struct(">cI")
+_MOST_BYTES = 1 << 24
 _FULL_BYTES = 1 << 18
 _READ_BYTES = 1 << 16
 
@@ -46,7 +47,11 @@ class Frames:
         self._begun = b""
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Take a piece; return kind and payload of each frame that ends in it."""
+        """Take a piece; return kind and payload of each frame that ends in it.
+
+        Raises:
+          ValueError: A frame is too long to be one.
+        """
         self._begun += data
         if self._preamble:
             before, found, after = self._begun.partition(self._preamble)
@@ -57,6 +62,8 @@ class Frames:
         found = []
         while len(self._begun) >= _HEAD.size:
             kind, size = _HEAD.unpack_from(self._begun)
+            if size > _MOST_BYTES:
+                raise ValueError(f"a frame of {size} bytes")
             if len(self._begun) < _HEAD.size + size:
                 break
             found.append((kind, self._begun[_HEAD.size :][:size]))

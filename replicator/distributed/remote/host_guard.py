@@ -19,6 +19,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,29 +37,34 @@ _PROGRESS_FILE = "REPLICATOR_PROGRESS_FILE"
 
 def main() -> None:
     """Read an order from standard input, and run its command until either ends."""
-    guard.adopt_orphans()
-    watcher = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        guard.adopt_orphans()
-        _serve(watcher)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    guard.sweep_children()
-
-
-def _serve(watcher: int) -> None:
     inbox, outbox = Frames(), Outbox(1)
     outbox.put(frames.PREAMBLE)
     outbox.flush()
     order = _read_order(inbox)
+    signal.alarm(0)
     if order is None:
         return
+    guard.adopt_orphans()
     sweep.kill_marked(order["owner"])
     for left in glob.glob(f"{tempfile.gettempdir()}/{order['owner']}-*"):
         shutil.rmtree(left, ignore_errors=True)
-    # Of this user alone.
-    folder = Path(tempfile.mkdtemp(prefix=f"{order['owner']}-"))
+    # Of this user alone. Both processes delete it: one may be killed.
+    folder = tempfile.mkdtemp(prefix=f"{order['owner']}-")
+    watcher = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        guard.adopt_orphans()
+        _serve(order, inbox, outbox, Path(folder), watcher)
+    else:
+        os.waitpid(pid, 0)
+    guard.sweep_children()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _serve(
+    order: dict[str, Any], inbox: Frames, outbox: Outbox, folder: Path, watcher: int
+) -> None:
     try:
         watched = os.pidfd_open(watcher)
         child = _start(order, folder)
@@ -68,14 +74,11 @@ def _serve(watcher: int) -> None:
         with contextlib.suppress(OSError):
             outbox.put(frame(frames.REFUSED, reason.encode()))
             outbox.flush()
-    finally:
-        guard.sweep_children()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_order(inbox: Frames) -> dict[str, Any] | None:
     """Return the order; None if the pipe ends before it."""
-    # Its bytes follow those of this source: the launcher wrote both at once.
+    # Before it is carried out a launcher sends nothing else but beats.
     while data := os.read(0, 1 << 16):
         for kind, payload in inbox.feed(data):
             if kind == frames.ORDER:
@@ -192,7 +195,7 @@ class _HostGuard:
         self._outbox.put(frame(frames.ENDED, str(code).encode()))
 
     def _safe_step(self) -> bytes:
-        try:
-            return self._progress.read_bytes()
-        except FileNotFoundError:
-            return b""
+        with contextlib.suppress(OSError):
+            if (step := self._progress.read_bytes()).isdigit():
+                return step
+        return b""

@@ -1,6 +1,8 @@
 """The hosts of a group, as its launcher starts processes there."""
 
 import os
+import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from replicator.distributed.remote.bundle import remote_command
 from replicator.distributed.remote.member import HostMember
 from replicator.distributed.remote.remote_host import RemoteHost, check_via, connection
 from replicator.distributed.report_progress import write_progress
+from replicator.errors import ArgumentError
 
 
 class Hosts:
@@ -22,7 +25,7 @@ class Hosts:
       lost_after_s: Seconds without contact after which a host ends its process.
 
     Raises:
-      ArgumentError: `via` has no place for the host.
+      ArgumentError: `via` has no place for the host, or there is no such program.
     """
 
     def __init__(
@@ -34,6 +37,12 @@ class Hosts:
     ) -> None:
         if via is not None:
             check_via(via)
+        program = shlex.split(via or "ssh")[0]
+        if shutil.which(program) is None:
+            raise ArgumentError(
+                f"`{'via' if via else 'ssh'}` must be a program of this host, got "
+                f"{program!r}, which is not in PATH. Install it."
+            )
         self._hosts, self._via = hosts, via
         self._lost_after_s = lost_after_s
         self._last: dict[int, HostMember] = {}  # by rank

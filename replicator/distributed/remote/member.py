@@ -77,8 +77,7 @@ class HostMember:
         # Of `_watch` alone, but for the last, the driver's; others may read them.
         self._has_begun, self.was_used = False, was_used
         self._code: int | None = None
-        self._refused = ""
-        self._is_lost = False
+        self._refused = self._how_lost = ""
         self._code_if_killed = KILLED_BY_LAUNCHER
         label = f"[{rank}] "
         self._out = LabelledText(label, sys.stdout.buffer)
@@ -154,13 +153,18 @@ class HostMember:
         }
         for descriptor in takers:
             os.set_blocking(descriptor, False)
-        self._pass_on(takers)
+        try:
+            self._pass_on(takers)
+            code = self._process.close()
+            # What the pipes still hold, now that nobody writes to them.
+            for descriptor, take in takers.items():
+                while data := read_some(descriptor):
+                    take(data)
+        except ValueError as error:
+            self._how_lost = f"sent what is no frame, {error}"
+            code = self._process.close()
         self._to_host.put(None)
-        code = self._process.close()
-        # What the pipes still hold, now that nobody writes to them.
-        for descriptor, take in takers.items():
-            while data := read_some(descriptor):
-                take(data)
+        for descriptor in takers:
             os.close(descriptor)
         for text in (printed, self._out, self._err):
             text.end()
@@ -186,13 +190,11 @@ class HostMember:
             # What has come counts, however long a terminal held up this thread.
             if frames_from in ready:
                 heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > self._longest_silence_s:
-                self._is_lost = True
+                continue
+            longest_s = self._lost_after_s if self._has_begun else _START_S
+            if time.monotonic() - heard_s > longest_s:
+                self._how_lost = f"timed out, silent for {longest_s:g} s"
                 self._process.end()
-
-    @property
-    def _longest_silence_s(self) -> float:
-        return self._lost_after_s if self._has_begun else _START_S
 
     def _take(self, arrived: Sequence[tuple[bytes, bytes]]) -> None:
         for kind, payload in arrived:
@@ -228,8 +230,7 @@ class HostMember:
                 f"got {self._refused!r}. Copy the folder, or name `python_venv`."
             ), True
         if not self._has_begun:
-            if self._is_lost:
-                printed = [*printed, f"timed out after {_START_S:g} s"]
+            printed += [self._how_lost] if self._how_lost else []
             return describe_unusable(self._host, printed, was_used=self.was_used)
-        how = f"silent for {self._lost_after_s:g} s" if self._is_lost else "cut off"
-        return f"host `{self._host}` is lost: {how} ({describe_code(code)})", False
+        how = self._how_lost or f"cut off ({describe_code(code)})"
+        return f"host `{self._host}` is lost: {how}", False

@@ -59,3 +59,8 @@ def test_a_pipe_that_nobody_reads_is_an_error():
     with pytest.raises(BrokenPipeError):
         outbox.flush()
     os.close(write)
+
+
+def test_what_is_too_long_to_be_a_frame_takes_no_memory():
+    with pytest.raises(ValueError, match="4294967295 bytes"):
+        Frames().feed(b"1\xff\xff\xff\xffx")

@@ -278,6 +278,13 @@ def test_a_python_that_a_host_lacks_is_named(host):
     assert b"Name its environment as `python_venv`" in end.last_lines[0]
 
 
+@pytest.mark.parametrize("frames", [r"1\377\377\377\377", r"e\000\000\000\001x"])
+def test_a_host_that_sends_no_frames_is_lost(host, frames):
+    preamble = r"\000replicator frames follow\n"
+    host.start("", shell=f"printf '{preamble}{frames}'; sleep 600 # {{}}")
+    assert host.end().code == 1
+
+
 def test_a_stop_before_the_host_answers_waits_for_nothing(host):
     member = host.start("", shell="sleep 600 # {}")
     member.stop()
