@@ -127,7 +127,7 @@ class _HostGuard:
             child.stderr.fileno(): frames.ERR,
         }
         self._exited = os.pidfd_open(child.pid)
-        self._heard_s = self._sent_s = time.monotonic()
+        self._received_s = self._sent_s = time.monotonic()
 
     def run(self, watched: int) -> None:
         """Return once the command has ended and that was written, or nobody reads.
@@ -138,7 +138,7 @@ class _HostGuard:
         self._outbox.put(frame(frames.BEGUN))
         while self._child.returncode is None or self._outbox:
             ready = self._wait(watched)
-            if watched in ready or not self._hears(0 in ready):
+            if watched in ready or not self._receives(0 in ready):
                 return
             for descriptor in ready & self._streams.keys():
                 self._pass_on(descriptor)
@@ -163,14 +163,14 @@ class _HostGuard:
                 poll.register(descriptor, select.POLLIN)
         return {descriptor for descriptor, _ in poll.poll(self._beat_s * 1e3)}
 
-    def _hears(self, is_ready: bool) -> bool:
+    def _receives(self, is_ready: bool) -> bool:
         """Take what has come; return False if the launcher is gone, or was silent."""
         now_s = time.monotonic()
         data = read_some(0) if is_ready else None
         if data is None:
             # What has come meanwhile counts, however late this process looks.
-            return now_s - self._heard_s < self._lost_after_s
-        self._heard_s = now_s
+            return now_s - self._received_s < self._lost_after_s
+        self._received_s = now_s
         for kind, payload in self._inbox.feed(data):
             if kind == frames.SIGNAL:
                 self._child.send_signal(int(payload))

@@ -76,8 +76,8 @@ class Hosts:
 
         Args:
           rank: Its number.
-          command: Its command line; the first word is the Python of this host, in
-            whose place comes that of its host.
+          command: Its command line; it begins with the Python of this host, in whose
+            place comes that of the other.
           variables: What the group adds to its environment.
           secret: The run's secret, empty for none.
           folder: The launcher's, whose name is that of the run.

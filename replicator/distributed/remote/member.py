@@ -102,7 +102,7 @@ class HostMember:
         self._to_host: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._to_host.put(source_line() + frame(frames.ORDER, sent))
         # Daemons, as ssh may be stuck. A terminal that takes nothing holds up `_watch`
-        # and then the process, but not `_send`: the host goes on hearing beats.
+        # and then the process, but not `_send`: beats go on.
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         threading.Thread(target=self._send, daemon=True).start()
@@ -177,7 +177,7 @@ class HostMember:
         poll = select.poll()
         for descriptor in (self._process.exited, *takers):
             poll.register(descriptor, select.POLLIN)
-        heard_s = time.monotonic()
+        received_s = time.monotonic()
         ready: set[int] = set()
         while self._process.exited not in ready:
             ready = {descriptor for descriptor, _ in poll.poll(self._beat_s * 1e3)}
@@ -189,10 +189,10 @@ class HostMember:
                     poll.unregister(descriptor)
             # What has come counts, however long a terminal held up this thread.
             if frames_from in ready:
-                heard_s = time.monotonic()
+                received_s = time.monotonic()
                 continue
             longest_s = self._lost_after_s if self._has_begun else _START_S
-            if time.monotonic() - heard_s > longest_s:
+            if time.monotonic() - received_s > longest_s:
                 self._how_lost = f"timed out, silent for {longest_s:g} s"
                 self._process.end()
 
