@@ -70,6 +70,7 @@ class Transformer(nnx.Module):
         heads: int,
         context: int,
         kv_heads: int | None = None,
+        head_size: int | None = None,
         mlp_width: int | None = None,
         mlp: str = "gelu",
         norm: str = "rms",
@@ -89,10 +90,11 @@ class Transformer(nnx.Module):
           vocabulary: Number of different tokens.
           layers: Pairs of attention and perceptron.
           width: Features of a token between layers.
-          heads: Of attention; they share the width.
+          heads: Of attention.
           context: The longest sequence, in tokens.
           kv_heads: Number of keys and values that the heads share, in groups of equal
             size; by default each head has its own.
+          head_size: Features of a head; by default heads share the width.
           mlp_width: Hidden features of the perceptrons; by default four times the
             width, and for `"swiglu"`, which has a third matrix, two thirds of that.
           mlp: Hidden function of the perceptrons: `"gelu"`, by its tanh formula, or
@@ -108,9 +110,10 @@ class Transformer(nnx.Module):
           scan: Whether layers run in a loop, which compiles once for all of them.
           remat: Compute each layer again for its gradient, and keep only its input;
             `"dots"` also keeps its products with weights.
-          attention: Kernel of attention: XLA's, or `"cudnn"` on NVIDIA's GPUs from
+          attention: Kernel of attention: XLA's; or `"cudnn"` on NVIDIA's GPUs from
             Ampere on, which keeps no products of queries with keys (Dao 2023,
-            "FlashAttention-2") and takes half precision.
+            "FlashAttention-2") and takes half precision; or `"blocks"`, which keeps
+            those of one block of queries at a time, and computes them again.
           compute_dtype: Of the activations, for example `jnp.bfloat16`; None takes that
             of the parameters, which are float32.
           rngs: Random keys for the parameters.
@@ -135,7 +138,7 @@ class Transformer(nnx.Module):
                 "these."
             )
         rotary = _rotary(positions)
-        _check_heads(width, heads, kv_heads, rotary)
+        _check_heads(width, heads, kv_heads, head_size, rotary)
         make_table = functools.partial(
             _table, vocabulary, width, compute_dtype=compute_dtype, rngs=rngs
         )
@@ -145,6 +148,7 @@ class Transformer(nnx.Module):
             width=width,
             heads=heads,
             kv_heads=kv_heads,
+            head_size=head_size or width // heads,
             mlp_width=mlp_width,
             gated=mlp == "swiglu",
             make_norm=make_norm,
@@ -223,6 +227,7 @@ class Block(nnx.Module):
         width: int,
         heads: int,
         kv_heads: int,
+        head_size: int,
         mlp_width: int,
         gated: bool,
         make_norm: Callable[..., Norm],
@@ -239,6 +244,7 @@ class Block(nnx.Module):
           width: Features of a token.
           heads: Of attention.
           kv_heads: Number of keys and values, which heads share in groups.
+          head_size: Features of a head.
           mlp_width: Hidden features of the perceptron.
           gated: Whether hidden features are products with a gate (SwiGLU), or GELUs.
           make_norm: Makes a norm from `rngs`.
@@ -249,7 +255,6 @@ class Block(nnx.Module):
           compute_dtype: Of the activations; None takes that of the parameters.
           rngs: Random keys for the parameters.
         """
-        size = width // heads
         linear = functools.partial(
             nnx.LinearGeneral, use_bias=bias, dtype=compute_dtype, rngs=rngs
         )
@@ -257,9 +262,9 @@ class Block(nnx.Module):
         last = variance_scaling(residual_scale, "fan_in", "normal")
         self.attention_norm = make_norm(rngs=rngs)
         # For each pair of key and value the queries of its group, the key, the value.
-        shape = (heads // kv_heads + 2, kv_heads, size)
+        shape = (heads // kv_heads + 2, kv_heads, head_size)
         self.qkv = linear(width, shape, kernel_init=inner)
-        self.out = linear((heads, size), width, axis=(-2, -1), kernel_init=last)
+        self.out = linear((heads, head_size), width, axis=(-2, -1), kernel_init=last)
         self.mlp_norm = make_norm(rngs=rngs)
         self.up = linear(width, mlp_width, kernel_init=inner)
         self.down = linear(mlp_width, width, kernel_init=last)
@@ -295,10 +300,23 @@ def _rotary(positions: str | Rotary) -> Rotary | None:
     return Rotary() if positions == "rotary" else None
 
 
-def _check_heads(width: int, heads: int, kv_heads: int, rotary: Rotary | None) -> None:
+def _check_heads(
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int | None,
+    rotary: Rotary | None,
+) -> None:
     # Rotations turn pairs of features.
     multiple = 2 * heads if rotary else heads
-    if width % multiple:
+    if head_size is not None:
+        check_count("head_size", head_size)
+        if rotary and head_size % 2:
+            raise ArgumentError(
+                "`head_size` must be even with rotary positions, got "
+                f"{head_size}. Use {head_size + 1}."
+            )
+    elif width % multiple:
         positions = "rotary" if rotary else "learned"
         raise ArgumentError(
             f"`width` must be a multiple of {multiple} for {heads} heads with "

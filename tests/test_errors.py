@@ -62,6 +62,7 @@ from replicator.errors import (
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
+from replicator.strategies import Machine
 from replicator.testing.faults import Injector, parse
 from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
 from replicator.training.nonfinite.rollback import Recovery
@@ -2399,6 +2400,85 @@ ROWS = [
         "`text` must hold known keys only, got 'shards' in line 2. Use one of name,"
         " kind, replica, shard, model, batch_axes, rules, whole_below_bytes, "
         "variables.",
+    ),
+    Row(
+        "An unknown key in a cluster's file",
+        lambda: Machine.from_yaml("nodes:\n- {address: a, gpu: [0]}\n"),
+        ArgumentError,
+        "`text` must hold known keys only, got 'gpu' in line 2. Use one of address,"
+        " chief, cpus, gpus, ssh_config, network_bandwidth.",
+    ),
+    Row(
+        "Two chiefs in a cluster's file",
+        lambda: Machine.from_yaml(
+            "nodes:\n- {address: a, chief: true}\n- {address: b, chief: true}\n"
+        ),
+        ArgumentError,
+        "`chief` must be true once, as in line 2, got 'true' in line 3. Leave it out.",
+    ),
+    Row(
+        "No chief among several nodes",
+        lambda: Machine.from_yaml("nodes:\n- address: a\n- address: b\n"),
+        ArgumentError,
+        "`nodes` must have one chief, got 2 nodes without one in line 2. Write `chief:"
+        " true` below the one that launches.",
+    ),
+    Row(
+        "A loopback among several nodes",
+        lambda: Machine.from_yaml(
+            "nodes:\n- {address: a, chief: true}\n- address: localhost\n"
+        ),
+        ArgumentError,
+        "`address` must be one that the other nodes reach, got 'localhost' in line 3."
+        " Write its name or IP address in the network.",
+    ),
+    Row(
+        "An ssh group that is not there",
+        lambda: Machine.from_yaml("nodes:\n- {address: a, ssh_config: worker}\n"),
+        ArgumentError,
+        "`ssh_config` must name a group below `ssh`, got 'worker' in line 2. Add it.",
+    ),
+    Row(
+        "A kind of device without published figures",
+        lambda: Machine.from_yaml("device: abacus\nnodes: [{address: a}]\n"),
+        ArgumentError,
+        "`device` must be of a kind with published figures, got 'abacus'. Leave it out,"
+        " and take measured ones: `machine.with_figures_of(other)`.",
+    ),
+    Row(
+        "A topology that does not exist",
+        lambda: Machine.from_topology("v5e:3x5"),
+        ArgumentError,
+        "`topology` must be a slice of v5e that exists, got 'v5e:3x5'. Use one of 1x1,"
+        " 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16.",
+    ),
+    Row(
+        "A topology of more GPUs than a host has",
+        lambda: Machine.from_topology("h100:2x16"),
+        ArgumentError,
+        "`topology` must be a number of hosts and of GPUs in each, at most 8, got "
+        "'h100:2x16'. Write `h100:8` or `h100:2x8`.",
+    ),
+    Row(
+        "A prediction on a machine that is too small",
+        lambda: strategies.predict(
+            strategies.Features(num_devices=16, flops={}),
+            Machine.from_topology("h100:8"),
+        ),
+        ArgumentError,
+        "`machine` must have the 16 devices of the step, got h100:8 with 8. Take a "
+        "larger one.",
+    ),
+    Row(
+        "A prediction on a machine without figures",
+        lambda: strategies.predict(
+            strategies.Features(num_devices=1, flops={}),
+            Machine.from_yaml("nodes: [{address: a}]"),
+        ),
+        ArgumentError,
+        "`machine` must have figures of its devices, got cluster without. Run "
+        "`replicator devices --calibrate` on it, or name the kind in its file: "
+        "`device: ...`.",
     ),
     Row(
         "A builder of strategies that was not called",

@@ -19,6 +19,7 @@ from benchmarks.step.placed_step import placed_step
 from benchmarks.step.step_pair import replicator_init, replicator_step
 from benchmarks.strategy_memory import ahead_of_time
 from benchmarks.strategy_memory.shards import worst_error
+from benchmarks.tpu_environment import is_installed
 from replicator import strategies
 from replicator.engine.memory import memory_need
 from replicator.engine.step.state import state_shapes
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
     }
     if not _TPU.value:
         print("not compiled for TPUs: --notpu")
-    elif not ahead_of_time.is_installed():
+    elif not is_installed():
         print(
             "not compiled for TPUs: `pip install 'jax-replicator[tpu]'` brings libtpu"
         )

@@ -5,10 +5,8 @@ needed, and what goes over the wire. It is a process of its own: a compiler that
 ends nobody else. Prints a JSON object.
 """
 
-import importlib.util
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from jax.experimental import topologies
 
 from benchmarks import tasks
 from benchmarks.step.step_pair import replicator_init, replicator_step
+from benchmarks.tpu_environment import tpu_environment
 from replicator import Replicator, strategies
 from replicator.base.out_of_memory import is_out_of_memory
 from replicator.engine.inspection.collectives import Collective
@@ -36,24 +35,11 @@ _CONTEXT = 9 * 128
 _GATHERS = ("all-gather", "all-to-all", "collective-permute", "ragged-all-to-all")
 
 
-def is_installed() -> bool:
-    """Return whether there is a compiler for TPUs."""
-    return importlib.util.find_spec("libtpu") is not None
-
-
 def compile_elsewhere(arguments: Sequence[str]) -> dict[str, float]:
     """Compile in another process; return the numbers that it prints."""
-    library = importlib.import_module("libtpu").get_library_path()
-    alone = {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-        "TPU_LIBRARY_PATH": library,
-        "TPU_SKIP_MDS_QUERY": "1",  # there is no TPU to ask who it is
-        "TPU_WORKER_HOSTNAMES": "localhost",
-    }
     done = subprocess.run(
         [sys.executable, "-m", __spec__.name, *arguments],
-        env=os.environ | alone,
+        env=tpu_environment(),
         stdout=subprocess.PIPE,
         text=True,
         check=True,

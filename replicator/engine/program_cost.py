@@ -19,7 +19,7 @@ from jax.extend import core
 from replicator.engine.analysis.dataflow import shape_of, sub_jaxprs
 from replicator.engine.inspection.collectives import collectives_of, ring_bytes
 from replicator.engine.memory import MemoryNeed, memory_need
-from replicator.strategies.cost import Traffic, traffic_over
+from replicator.strategies.cost import Traffic, together, traffic_over
 
 # Name of XLA for each primitive.
 _COLLECTIVES = {
@@ -174,32 +174,15 @@ def _work(jaxpr: core.Jaxpr, sizes: Mapping[str, int]) -> TracedWork:
 
 
 def _sum(parts: Iterable[TracedWork]) -> TracedWork:
+    parts = list(parts)
     flops: dict[str, int] = {}
-    traffic: dict[Any, Traffic] = {}
-    product_bytes, loops = 0, False
-    for part in parts:
-        for dtype, number in part.flops.items():
-            flops[dtype] = flops.get(dtype, 0) + number
-        for each in part.traffic:
-            same = (each.kind, each.axes, each.stride, each.span)
-            known = traffic.get(same)
-            traffic[same] = each if known is None else _scaled(each, known)
-        product_bytes += part.product_bytes
-        loops |= part.loops
+    for dtype, number in ((d, n) for part in parts for d, n in part.flops.items()):
+        flops[dtype] = flops.get(dtype, 0) + number
     return TracedWork(
         flops=flops,
-        product_bytes=product_bytes,
-        traffic=tuple(traffic.values()),
-        loops=loops,
-    )
-
-
-def _scaled(one: Traffic, other: Traffic | None = None, turns: int = 1) -> Traffic:
-    more = (0, 0) if other is None else (other.wire_bytes, other.count)
-    return dataclasses.replace(
-        one,
-        wire_bytes=one.wire_bytes * turns + more[0],
-        count=one.count * turns + more[1],
+        product_bytes=sum(part.product_bytes for part in parts),
+        traffic=together(each for part in parts for each in part.traffic),
+        loops=any(part.loops for part in parts),
     )
 
 
@@ -224,7 +207,12 @@ def _equation_work(eqn: core.JaxprEqn, sizes: Mapping[str, int]) -> TracedWork:
     return TracedWork(
         flops={d: number * turns * devices for d, number in whole.flops.items()},
         product_bytes=whole.product_bytes * turns * devices,
-        traffic=tuple(_scaled(each, turns=turns) for each in whole.traffic),
+        traffic=tuple(
+            dataclasses.replace(
+                each, wire_bytes=each.wire_bytes * turns, count=each.count * turns
+            )
+            for each in whole.traffic
+        ),
         loops=name in ("scan", "while") or whole.loops,
     )
 
@@ -242,11 +230,11 @@ def _dearest(ways: list[TracedWork]) -> TracedWork:
 
 
 def _product_work(eqn: core.JaxprEqn, flops: int) -> TracedWork:
-    dtype = max((each.aval.dtype for each in eqn.invars), key=lambda d: d.itemsize)
-    arrays = (*eqn.invars, *eqn.outvars)
+    operands: list[Any] = [each.aval for each in eqn.invars]
+    dtype = max((each.dtype for each in operands), key=lambda one: one.itemsize)
+    arrays = (*operands, *(each.aval for each in eqn.outvars))
     return TracedWork(
-        flops={str(dtype): flops},
-        product_bytes=sum(_array_bytes(each.aval) for each in arrays),
+        flops={str(dtype): flops}, product_bytes=sum(map(_array_bytes, arrays))
     )
 
 

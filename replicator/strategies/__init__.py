@@ -13,7 +13,7 @@ from replicator.strategies.builders import (
 from replicator.strategies.cluster_file import Host, Ssh
 from replicator.strategies.cost import (
     Features,
-    Prediction,
+    StepTime,
     Traffic,
     forecast,
     predict,
@@ -32,10 +32,10 @@ __all__ = [
     "Link",
     "Machine",
     "Padded",
-    "Prediction",
     "Rule",
     "Rules",
     "Ssh",
+    "StepTime",
     "Strategy",
     "Traffic",
     "Variable",

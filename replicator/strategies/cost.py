@@ -2,17 +2,18 @@
 
 A step computes, moves bytes to and from memory, and sends bytes over each level of
 links. Each takes its amount divided by its speed; a message also waits for the latency
-of each hop (Hockney 1994). What of it overlaps, no program shows. So a prediction is a
-range: from the longest of these, if all else hides behind it, to their sum.
+of each hop (Hockney 1994). A device reads and writes while it multiplies, so there the
+longer of both counts (Williams et al. 2009, "Roofline"). How much of the sending
+overlaps with that, no program shows. So a prediction is a range: from the longest part,
+if all else hides behind it, to the sum of the device's part and all of the links'.
 
-Nothing here is fitted to runs. What it does not know: stragglers, compilers that reach
-less than a peak, and kernels that keep products in fast memory.
+Nothing here is fitted to runs. What it does not know: stragglers, programs that reach
+less than a peak, and latencies of compilers' own making.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replicator.errors import ArgumentError
@@ -61,7 +62,7 @@ class Features:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class StepTime:
     """Predicted seconds of a step; `print` it for a line.
 
     Attributes:
@@ -81,8 +82,8 @@ class Prediction:
 
     @property
     def high_s(self) -> float:
-        """Seconds if nothing overlaps: the sum of all parts."""
-        return self.arithmetic_s + self.memory_s + sum(self.links_s.values())
+        """Seconds if no link is used while the device works, or another link is."""
+        return max(self.arithmetic_s, self.memory_s) + sum(self.links_s.values())
 
     def __str__(self) -> str:
         """Write it as `12 to 19 ms: arithmetic 12, memory 3, host 4`."""
@@ -96,7 +97,7 @@ class Prediction:
         return f"{low:.3g} to {high:.3g} {unit}: {named}"
 
 
-def predict(features: Features, machine: Machine) -> Prediction:
+def predict(features: Features, machine: Machine) -> StepTime:
     """Predict the seconds of a step.
 
     A group of devices lies on the levels of links that its ring passes; the slowest of
@@ -114,7 +115,7 @@ def predict(features: Features, machine: Machine) -> Prediction:
     >>> sums = traffic_over("all-reduce", ("replica",), {"replica": 16}, 4 * 10**9)
     >>> features = Features(num_devices=16, flops={"bfloat16": 5e12}, traffic=(sums,))
     >>> print(predict(features, machine))
-    5.06 to 15 ms: arithmetic 5.06, memory 0, network 10
+    10 to 15.1 ms: arithmetic 5.06, memory 0, network 10
     """
     if features.num_devices > machine.num_devices:
         raise ArgumentError(
@@ -138,7 +139,7 @@ def predict(features: Features, machine: Machine) -> Prediction:
             links_s[slowest] += found[slowest]
     hardware = machine.hardware
     memory_speed = hardware.memory_bytes_per_s or math.inf
-    return Prediction(
+    return StepTime(
         arithmetic_s=sum(n / hardware.peak(d) for d, n in features.flops.items()),
         memory_s=features.memory_bytes / memory_speed,
         links_s={level: seconds for level, seconds in links_s.items() if seconds},
@@ -178,6 +179,29 @@ def traffic_over(
     )
 
 
+def together(traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """Add up collectives of the same kind over the same groups.
+
+    >>> one = traffic_over("all-gather", ["shard"], {"shard": 4}, 100)
+    >>> [(each.wire_bytes, each.count) for each in together([one, one])]
+    [(200, 2)]
+    """
+    found: dict[Any, Traffic] = {}
+    for each in traffic:
+        same = (each.kind, each.axes, each.stride, each.span)
+        known = found.get(same)
+        found[same] = (
+            each
+            if known is None
+            else replace(
+                known,
+                wire_bytes=known.wire_bytes + each.wire_bytes,
+                count=known.count + each.count,
+            )
+        )
+    return tuple(found.values())
+
+
 def forecast(
     strategy: Strategy,
     variables: Sequence[Variable],
@@ -207,21 +231,16 @@ def forecast(
     ({'float32': 1.0}, 28672)
     """
     mesh = strategy.sizes(num_devices)
-    total: Counter[Any] = Counter()
-    counts: Counter[Any] = Counter()
-    for variable in variables:
-        for kind, axes, count, wire_bytes in sent(strategy, variable, mesh):
-            total[kind, axes] += wire_bytes
-            counts[kind, axes] += count
     kept = sum(row.device_bytes for row in rows(strategy, variables, num_devices))
     return Features(
         num_devices=num_devices,
         flops={dtype: number / num_devices for dtype, number in flops.items()},
         # An update reads all of the state, and writes it.
         memory_bytes=memory_bytes / num_devices + 2 * kept,
-        traffic=tuple(
-            traffic_over(kind, axes, mesh, number, counts[kind, axes])
-            for (kind, axes), number in total.items()
+        traffic=together(
+            traffic_over(kind, axes, mesh, wire_bytes, count)
+            for variable in variables
+            for kind, axes, count, wire_bytes in sent(strategy, variable, mesh)
         ),
     )
 

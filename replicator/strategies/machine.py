@@ -117,8 +117,8 @@ class Machine:
 
         Its figures are those that `replicator devices --calibrate` measured for as many
         devices of this kind, or else the published ones. Several hosts with GPUs are
-        joined as in the vendor's own systems; where yours have other links, describe
-        them in a file: `from_yaml`.
+        joined as in the vendor's own systems, others by 1 Gbit/s; where yours have
+        other links, describe them in a file: `from_yaml`.
 
         Args:
           devices: Devices of one kind; all by default.
@@ -177,11 +177,12 @@ class Machine:
         else:
             counts = _checked_hosts(entry, sizes, topology)
             links = _host_links(counts, **_between(entry, counts))
+        devices = links[-1].devices if links else 1
         if slices > 1:
-            links = (*links, _between_slices(entry, links[-1], slices, topology))
+            links = (*links, _between_slices(entry, devices, slices, topology))
         return cls(
             name=topology if slices == 1 else f"{slices} x {topology}",
-            num_devices=links[-1].devices,
+            num_devices=devices * slices,
             links=links,
             hardware=hardware_from(entry),
         )
@@ -291,7 +292,7 @@ def _torus_links(entry: Entry, chips: tuple[int, ...]) -> tuple[Link, ...]:
     return (inside, link) if math.prod(chips) > 1 else (inside,)
 
 
-def _between_slices(entry: Entry, inner: Link, slices: int, topology: str) -> Link:
+def _between_slices(entry: Entry, inner: int, slices: int, topology: str) -> Link:
     if "network" not in entry:
         raise ArgumentError(
             f"`slices` must be 1 for {topology}, whose network has no published "
@@ -299,10 +300,10 @@ def _between_slices(entry: Entry, inner: Link, slices: int, topology: str) -> Li
         )
     return Link(
         level="network",
-        devices=inner.devices * slices,
-        bytes_per_s=entry["network"]["bytes_per_s"] * inner.devices,
+        devices=inner * slices,
+        bytes_per_s=entry["network"]["bytes_per_s"] * inner,
         latency_s=published()["latency_s"]["network"],
-        shared_by=inner.devices,
+        shared_by=inner,
     )
 
 
@@ -326,7 +327,8 @@ def _torus_of(devices: Sequence[Device], entry: Entry) -> tuple[Link, ...] | Non
         return None
     links = _torus_links(entry, chips)
     if len(slices) > 1:
-        links = (*links, _between_slices(entry, links[-1], len(slices), "these TPUs"))
+        inner = links[-1].devices
+        links = (*links, _between_slices(entry, inner, len(slices), "these TPUs"))
     return links
 
 

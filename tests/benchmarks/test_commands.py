@@ -60,6 +60,7 @@ TINY = {
     "learner_faults": ["--rounds=5"],
     "upstream_launchpad": ["--only=test_nested_groups"],
     "strategy_memory": ["--width=64", "--notpu"],
+    "plan_published": ["--tiny"],
     "actor_learner": [
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
@@ -124,6 +125,7 @@ EXACT = {
     "learner_faults": {"failures": 0, "rounds": 5},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
+    "plan_published": {"stale": 0},
     "actor_learner": {"rllib_speedup": None},
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},

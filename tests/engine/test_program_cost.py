@@ -7,7 +7,12 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicator.engine.inspection.collectives import collectives_of
-from replicator.engine.program_cost import Compilation, ProgramCost, program_cost
+from replicator.engine.program_cost import (
+    Compilation,
+    ProgramCost,
+    program_cost,
+    traced_work,
+)
 from tests.helpers import replicated_program
 
 
@@ -113,6 +118,51 @@ def test_a_collective_in_a_loop_sends_in_each_turn():
 
     sent = replicated_cost(loop, jnp.ones((8, 10))).collective_bytes
     assert sent == 5 * (2 * 40 * 7 // 8)
+
+
+def work(fn, *arrays, n=4):
+    return traced_work(jax.make_jaxpr(replicated_program(fn, n))(*arrays))
+
+
+def test_operations_are_counted_by_the_dtype_of_their_operands():
+    def products(x):
+        half = x.astype(jnp.bfloat16)
+        return x @ x + (half @ half @ half).astype(jnp.float32)
+
+    found = traced_work(jax.make_jaxpr(products)(jnp.eye(4)))
+    assert found.flops == {"float32": 128, "bfloat16": 256}
+    assert not found.replicates
+
+
+def test_products_read_their_operands_and_write_their_results():
+    found = traced_work(jax.make_jaxpr(lambda a, b: a @ b)(*2 * [jnp.eye(4)]))
+    assert found.product_bytes == 3 * 64
+    assert work(lambda x: x @ x, jnp.ones((4, 4, 4))).product_bytes == 4 * 3 * 64
+
+
+def test_collectives_of_one_kind_are_one_row_of_traffic():
+    def send(x):
+        def turn(c, _):
+            return lax.psum(c, "replica"), None
+
+        return lax.scan(turn, x, length=3)[0] + lax.psum(x, "replica")
+
+    [found] = work(send, jnp.ones((4, 16))).traffic
+    assert (found.kind, found.axes, found.count) == ("all-reduce", ("replica",), 4)
+    assert (found.stride, found.span) == (1, 4)
+    assert found.wire_bytes == 4 * 96
+
+
+@pytest.mark.parametrize(
+    ("groups", "stride", "span"),
+    [([[0, 1], [2, 3]], 1, 2), ([[0, 2], [1, 3]], 2, 4)],
+)
+def test_groups_of_an_axis_lie_where_their_devices_do(groups, stride, span):
+    def send(x):
+        return lax.psum(x, "replica", axis_index_groups=groups)
+
+    [found] = work(send, jnp.ones((4, 16))).traffic
+    assert (found.stride, found.span) == (stride, span)
 
 
 def test_a_program_of_one_device_sends_nothing():

@@ -73,6 +73,33 @@ def test_how_layers_run_changes_no_gradient(options):
     assert_close(found, expected, rtol=1e-5)
 
 
+def test_attention_in_blocks_is_attention(monkeypatch):
+    monkeypatch.setattr("models.attention._BLOCK", 4)
+    rng = np.random.default_rng(0)
+    query = jnp.asarray(rng.normal(size=(2, 12, 4, 8)), jnp.float32)
+    key, value = jnp.asarray(rng.normal(size=(2, 2, 12, 2, 8)), jnp.float32)
+
+    def loss(query, key, value, kernel):
+        return (attend(query, key, value, kernel=kernel) ** 2).sum()
+
+    (found, grads), (expected, others) = (
+        jax.jit(jax.value_and_grad(loss, (0, 1, 2)), static_argnums=3)(
+            query, key, value, kernel
+        )
+        for kernel in ("blocks", "xla")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for one, other in zip(grads, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_may_be_wider_than_their_share_of_the_width():
+    model = nnx.eval_shape(lambda: make(heads=2, head_size=24))
+    params = params_of(model)["blocks"]
+    assert params["qkv"]["kernel"].shape[1:] == (16, 3, 2, 24)
+    assert params["out"]["kernel"].shape[1:] == (2, 24, 16)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_attention_weighs_values_by_products_with_keys(dtype):
     rng = np.random.default_rng(0)

@@ -167,6 +167,12 @@ def test_hosts_of_gpus_are_a_topology():
     assert levels(Machine.from_topology("l4:4")) == [("host", 4, 1)]
 
 
+@pytest.mark.parametrize("topology", ["h100:1", "v5e:1x1"])
+def test_one_device_is_a_topology(topology):
+    assert Machine.from_topology(topology).num_devices == 1
+    assert Machine.from_topology(topology, slices=2).num_devices == 2
+
+
 @pytest.mark.parametrize(
     ("topology", "names"),
     [

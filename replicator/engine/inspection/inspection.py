@@ -14,7 +14,7 @@ from replicator.engine.inspection.hlo_text import array_bytes, arrays
 from replicator.engine.layout import Layout
 from replicator.engine.memory import MemoryNeed, state_bytes
 from replicator.engine.program_cost import ProgramCost, TracedWork, engineering
-from replicator.strategies.cost import Features, traffic_over
+from replicator.strategies.cost import Features, together, traffic_over
 from replicator.strategies.table import aligned
 from replicator.strategies.variables import variables_of
 
@@ -80,7 +80,7 @@ class Inspection:
         devices, calls = math.prod(self.mesh.values()), self.steps_per_call
         traffic = self.work.traffic
         if not self.work.replicates:
-            traffic = tuple(
+            traffic = together(
                 traffic_over(
                     each.kind, each.axes, self.mesh, each.wire_bytes, each.count
                 )

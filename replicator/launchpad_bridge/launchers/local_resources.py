@@ -32,7 +32,7 @@ _MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class LocalMachine:
     """Resources of a machine.
 
     Attributes:
@@ -59,7 +59,7 @@ class MachineShare:
     cores: Sequence[int] = ()
 
 
-def look_at_machine(environ: Mapping[str, str]) -> Machine:
+def look_at_machine(environ: Mapping[str, str]) -> LocalMachine:
     """Return the resources of this machine, without starting a backend.
 
     Args:
@@ -71,7 +71,7 @@ def look_at_machine(environ: Mapping[str, str]) -> Machine:
     visible = environ.get(_VISIBLE)
     gpus = _gpu_numbers() if visible is None else visible.split(",")
     affinity = getattr(os, "sched_getaffinity", None)
-    return Machine(
+    return LocalMachine(
         gpus=[gpu.strip() for gpu in gpus if gpu.strip()],
         cores=sorted(affinity(0)) if affinity else range(os.cpu_count() or 1),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -80,7 +80,7 @@ def look_at_machine(environ: Mapping[str, str]) -> Machine:
 
 def share_out(
     executables: Sequence[Executable],
-    machine: Machine,
+    machine: LocalMachine,
     environ: Mapping[str, str],
     *,
     pin_cores: bool = False,
@@ -97,7 +97,7 @@ def share_out(
     Raises:
       LaunchError: There is not enough.
 
-    >>> share_out([], Machine(gpus=(), cores=(0,), memory_bytes=1), {})
+    >>> share_out([], LocalMachine(gpus=(), cores=(0,), memory_bytes=1), {})
     {}
     """
     # What is left; each worker takes its part from the front.
@@ -125,7 +125,7 @@ def _gpu_numbers() -> list[str]:
     return sorted((name[1] for name in names if name), key=int)
 
 
-def _check_claims(executable: Executable, machine: Machine) -> None:
+def _check_claims(executable: Executable, machine: LocalMachine) -> None:
     resources = executable.resources
     memory_bytes = resources.memory_bytes or 0
     if memory_bytes > machine.memory_bytes:

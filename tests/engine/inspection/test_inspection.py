@@ -195,3 +195,30 @@ def test_what_a_call_refuses_is_refused():
     own = {"own": PerReplica(jax.ShapeDtypeStruct((3,), jnp.float32))}
     with pytest.raises(ArgumentError, match="leading axis of 8 replicas at `own`"):
         rep.inspect(lambda state, rows: (state, {}), own, batch)
+
+
+def test_features_of_a_replicated_step_are_those_of_its_trace():
+    found = Replicator().inspect(step_fn, init_fn, batch).features()
+    [sums] = found.traffic
+    assert (found.num_devices, sums.kind, sums.axes) == (8, "all-reduce", ("replica",))
+    parameters = 3 * 64 * 64 + 64 * 8
+    assert sums.wire_bytes >= 2 * 4 * parameters * 7 // 8
+    assert list(found.flops) == ["float32"]
+    assert found.memory_bytes > 2 * 2 * 4 * parameters
+
+
+def test_features_of_a_partitioned_step_have_its_compiled_collectives(sharded):
+    _, _, found = sharded
+    features = found.features()
+    assert sum(each.wire_bytes for each in features.traffic) == found.wire_bytes
+    assert {each.axes for each in features.traffic} == {("shard",)}
+    assert sum(features.flops.values()) * 8 == found.flops
+
+
+def test_features_are_of_one_update():
+    rep = Replicator()
+    rows = {"x": np.ones((3, ROWS, 64), np.float32)}
+    several = rep.compile(step_fn, steps_per_call=3).inspect(init_fn, rows).features()
+    one = rep.inspect(step_fn, init_fn, batch).features()
+    assert several.flops == one.flops
+    assert several.traffic == one.traffic

@@ -4,14 +4,14 @@ import pytest
 
 from replicator.errors import LaunchError
 from replicator.launchpad_bridge.launchers.local_resources import (
-    Machine,
+    LocalMachine,
     look_at_machine,
     share_out,
 )
 from replicator.launchpad_bridge.protocols import Executable, Resources
 
-MACHINE = Machine(gpus=["0", "1", "5"], cores=[0, 1, 2, 3], memory_bytes=1000)
-NO_GPUS = Machine(gpus=[], cores=[0, 1], memory_bytes=1000)
+MACHINE = LocalMachine(gpus=["0", "1", "5"], cores=[0, 1, 2, 3], memory_bytes=1000)
+NO_GPUS = LocalMachine(gpus=[], cores=[0, 1], memory_bytes=1000)
 
 
 def workers(**resources):

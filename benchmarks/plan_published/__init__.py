@@ -1,0 +1,1 @@
+"""Published runs of language models on TPUs, and what the cost model makes of them."""
