@@ -61,6 +61,11 @@ def launched(server, cluster, *words, **environ):
     return Launched("--machine", cluster, *words, environ=environ)
 
 
+def wait_gone(pids):
+    """Wait, on a busy machine, too, until none of these processes is there."""
+    wait_dead(pids, within_s=LONG_S)
+
+
 def test_a_process_that_dies_on_a_host_restarts_all_on_all_hosts(tmp_path, server):
     train = script(tmp_path, "print('line', rank, file=sys.stderr)" + FOREVER)
     with launched(server, machine(tmp_path), train) as group:
@@ -68,11 +73,11 @@ def test_a_process_that_dies_on_a_host_restarts_all_on_all_hosts(tmp_path, serve
         pids = [group.pid_of(rank) for rank in range(2)]
         kill(pids[1], signal.SIGKILL)
         group.wait_for("ready 1", count=2)
-        wait_dead(pids)
+        wait_gone(pids)
         again = [group.pid_of(rank, attempt=1) for rank in range(2)]
         group.tell(signal.SIGTERM)
         assert group.wait() == 128 + signal.SIGTERM
-        wait_dead(again)
+        wait_gone(again)
     assert "process 0 on a, process 1 on b" in group.text
     assert "[1] line 1" in group.text
     assert "process 1 was killed by SIGKILL" in group.text
@@ -117,7 +122,7 @@ def test_a_kill_leaves_nothing_on_any_host(tmp_path, server, victim):
                 kill(pid, signal.SIGKILL)
             assert group.wait() == 1
             assert "is lost: cut off" in group.text
-        wait_dead(pids)
+        wait_gone(pids)
         group.wait_until_none_is_left()
 
 
@@ -132,7 +137,7 @@ def test_the_end_of_one_run_leaves_another_on_its_hosts_alone(tmp_path, server):
             group.wait_for("ready 0", count=2)
         one.tell(signal.SIGTERM)
         one.wait()
-        wait_dead([one.pid_of(rank) for rank in range(2)])
+        wait_gone([one.pid_of(rank) for rank in range(2)])
         kept = [two.pid_of(rank) for rank in range(2)]
         assert all(pathlib.Path(f"/proc/{pid}").exists() for pid in kept)
 
@@ -210,7 +215,7 @@ def test_a_host_that_was_cut_off_ends_all_and_takes_part_again(tmp_path):
                     pid = group.pid_of(0)
                     group.wait_for("ready 0")
                     hosts.cut(1)
-                    wait_dead([pid], within_s=LONG_S)
+                    wait_gone([pid])
                     group.wait_for("is lost: timed out, silent for 2 s")
                     group.wait_for("starting all processes again")
                     hosts.mend(1)
