@@ -38,6 +38,7 @@ test: $(VENV)/.ready
 SLOW_WORKERS ?= 2
 test-slow: $(VENV)/.ready
 	sh tests/install_chromium.sh
+	sh tests/install_sshd.sh
 	$(RUN_TESTS) -m "slow and not nightly" -n $(SLOW_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # What takes hours: more kills and more damage than `make test-slow` has time for. Fails

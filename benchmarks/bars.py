@@ -144,6 +144,7 @@ BARS = (
     _bar("variable_service", "speedup", ">=", 3),
     _bar("gradient_coding", "speedup", ">=", 1.3),
     _bar("orphans", "left", "==", 0),
+    _bar("hosts", "failures", "==", 0),
     _bar("learner_faults", "failures", "==", 0),
     _bar("learner_faults", "restart_s", "<=", 20),
     _bar("upstream_launchpad", "passed", ">=", 45),

@@ -38,6 +38,11 @@ from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.buckets.bucket import Bucket
 from replicator.checkpoint.buckets.url import parse_url
 from replicator.checkpoint.snapshot import start_copy
+from replicator.cli import launch as launch_command
+from replicator.cli.main import make_parser
+from replicator.distributed.remote.hosts import Hosts
+from replicator.distributed.remote.machine_file import read_hosts
+from replicator.distributed.remote.remote_host import RemoteHost
 from replicator.errors import (
     ArgumentError,
     BatchError,
@@ -449,6 +454,21 @@ def launched_alone():
         for name, word in told.items():
             patch.setenv(name, word)
         replicator.Replicator()
+
+
+def machine_with(environment):
+    """Return a machine's file with an environment of its only node."""
+    path = folder() / "cluster.yml"
+    ssh = {"all": {"python_venv": environment}}
+    nodes = [{"address": "node1", "ssh_config": "all"}]
+    path.write_text(json.dumps({"nodes": nodes, "ssh": ssh}))
+    return str(path)
+
+
+def launch_with(*words):
+    """Run `replicator launch` in this process."""
+    arguments = make_parser(["launch"]).parse_args(["launch", *words, "train.py"])
+    launch_command.main(arguments)
 
 
 def newer_checkpoints():
@@ -2227,6 +2247,68 @@ ROWS = [
         ArgumentError,
         "`RANK`, `MASTER_ADDR` must be set beside `WORLD_SIZE` (torchrun), got "
         "nothing. Set all of them in each process, or none.",
+    ),
+    Row(
+        "A host whose name is an option",
+        lambda: RemoteHost(address="-oProxyCommand=x"),
+        ArgumentError,
+        "`address` must hold letters, digits and `._:@[]-` only and not begin with "
+        "`-`, got '-oProxyCommand=x'. Give it another name in `~/.ssh/config`.",
+    ),
+    Row(
+        "A port of ssh that is none",
+        lambda: RemoteHost(address="node1", port=0),
+        ArgumentError,
+        "`port` must be 1 to 65535, got 0. Use 22, or leave it out.",
+    ),
+    Row(
+        "A variable that no environment can hold",
+        lambda: RemoteHost(address="node1", environment={"A=B": "1"}),
+        ArgumentError,
+        "`environment` must be of names without `=`, got 'A=B'. Write `NAME: value`.",
+    ),
+    Row(
+        "A command in place of ssh, with no place for the host",
+        lambda: Hosts([RemoteHost(address="node1")], via="ssh gate", lost_after_s=300),
+        ArgumentError,
+        "`via` must be a command in which `{host}` stands for the host, got "
+        "'ssh gate'. Use for example `ssh -J gate {host}`.",
+    ),
+    Row(
+        "A command in place of ssh that is not there",
+        lambda: Hosts([RemoteHost(address="node1")], via="sssh {host}", lost_after_s=9),
+        ArgumentError,
+        "`via` must be a program of this host, got 'sssh', which is not in PATH. "
+        "Install it.",
+    ),
+    Row(
+        "A file of a machine that is not there",
+        lambda: read_hosts("cluster.yml"),
+        ArgumentError,
+        "`machine` must be a file of nodes, got 'cluster.yml': No such file or "
+        "directory. Give its path.",
+    ),
+    Row(
+        "An environment of a host that a shell would have to make",
+        lambda: read_hosts(machine_with("conda activate x")),
+        ArgumentError,
+        "`python_venv` must be the folder of an environment, or `source "
+        "FOLDER/bin/activate`, got 'conda activate x'. No shell runs it: name the "
+        "folder.",
+    ),
+    Row(
+        "Copies in memory on hosts of a file",
+        lambda: launch_with("--machine", "cluster.yml", "--copy-bytes", "8"),
+        ArgumentError,
+        "`copy_bytes` must not be given with `machine`, got 8. Leave it out: it is for "
+        "processes of this host.",
+    ),
+    Row(
+        "A command in place of ssh, and no machine",
+        lambda: launch_with("--processes", "2", "--via", "ssh {host}"),
+        ArgumentError,
+        "`via` must come with `machine`, got 'ssh {host}' alone. Add `--machine "
+        "cluster.yml`.",
     ),
     Row(
         "Two launchers that disagree",

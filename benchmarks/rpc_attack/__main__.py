@@ -3,7 +3,8 @@
 A server in a process of its own, reached by its Unix socket, by gRPC on loopback and by
 gRPC with TLS, a program of nodes with its page, and every object of the library that a
 network can call, are attacked by strangers of this host, by another user, by a process
-of the program, and by a server that a client trusts. After each attack on the server it
+of the program, and by a server that a client trusts; `replicator launch` by what it is
+given, and by a host that stands in for another. After each attack on the server it
 must serve its own, in time. What cannot be tried here (another user, without root) is
 said, and counts as no attack.
 """
@@ -20,6 +21,7 @@ from benchmarks.rpc_attack import (
     crowds,
     doors,
     frames,
+    hosts,
     methods,
     programs,
     servers,
@@ -58,7 +60,7 @@ def attacks_on(
     target: Target, launched: Launched, offered: Offered
 ) -> list[tuple[str, Tried, Tried]]:
     """List all attacks: name, what it does, how to look whether all still serve."""
-    on_server = doors.ATTACKS | crowds.ATTACKS | frames.ATTACKS
+    on_server = doors.ATTACKS | crowds.ATTACKS | frames.ATTACKS | hosts.ATTACKS
     found = [
         (name, lambda attack=attack: attack(target), target.check)
         for name, attack in on_server.items()

@@ -13,7 +13,7 @@ from benchmarks.rpc_attack.programs import Launched, refused_courier
 from benchmarks.rpc_attack.target import Target, private_folder
 
 
-def _as_another(name: str, *words: str) -> str:
+def as_another(name: str, *words: str) -> str:
     """Return what came of a try of another user."""
     if os.geteuid() != 0:
         raise Untried("only root can become another user")
@@ -24,7 +24,7 @@ def _as_another(name: str, *words: str) -> str:
 
 def another_user_connects(target: Target, launched: Launched) -> None:
     """Connect to the Unix socket."""
-    found = _as_another("connect", target.path)
+    found = as_another("connect", target.path)
     hold(not found, found)
 
 
@@ -35,7 +35,7 @@ def another_user_with_the_secret(target: Target, launched: Launched) -> None:
     folder.chmod(0o755)
     os.chmod(target.path, 0o666)
     try:
-        found = _as_another("prove", target.path, key)
+        found = as_another("prove", target.path, key)
     finally:
         os.chmod(target.path, 0o600)
         folder.chmod(0o700)
@@ -48,8 +48,8 @@ def another_user_reads(target: Target, launched: Launched) -> None:
     folder = Path(told["folder"])
     names = [str(folder), told["logs"], *map(str, folder.rglob("*"))]
     names += [str(Path(target.path).parent)]
-    hold(_as_another("read", os.path.abspath(__file__)), "another user reads nothing")
-    found = _as_another("read", *names)
+    hold(as_another("read", os.path.abspath(__file__)), "another user reads nothing")
+    found = as_another("read", *names)
     hold(not found, found)
 
 
@@ -57,7 +57,7 @@ def another_user_reads_memory(target: Target, launched: Launched) -> None:
     """Read the environment and the memory of processes."""
     launched.wait()
     for path in launched.processes():
-        found = _as_another("read", f"{path}/environ", f"{path}/mem", f"{path}/fd")
+        found = as_another("read", f"{path}/environ", f"{path}/mem", f"{path}/fd")
         hold(not found, found)
 
 
@@ -67,7 +67,7 @@ def another_user_is_first(target: Target, launched: Launched) -> None:
     parent.chmod(0o1777)
     place = parent / f"courier-{os.geteuid()}"
     for how, *words in (("folder",), ("link", str(mine))):
-        _as_another(how, str(place), *words)
+        as_another(how, str(place), *words)
         hold(os.path.lexists(place), "it was not made")
         refused_courier(parent)
         hold(not list(mine.iterdir()), "the victim wrote to where a link leads")

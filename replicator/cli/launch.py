@@ -1,4 +1,4 @@
-"""`replicator launch`: run a script as several processes on this host, and watch it."""
+"""`replicator launch`: run a script as several processes, here or on hosts."""
 
 import argparse
 import functools
@@ -10,9 +10,11 @@ from pathlib import Path
 from replicator.checkpoint.copies.keeper import serve_keeper
 from replicator.distributed.processes.group import launch
 from replicator.distributed.processes.policy import LaunchPolicy
+from replicator.distributed.remote.hosts import Hosts
+from replicator.distributed.remote.machine_file import read_hosts
 from replicator.errors import ArgumentError, check_count, check_positive
 
-SUMMARY = "Run a script as several processes on this host; restart them when one dies"
+SUMMARY = "Run a script as several processes; restart them when one dies"
 
 _EPILOG = """\
 The script joins the group by `replicator.distributed.initialize()`. When one process
@@ -20,7 +22,11 @@ dies, all are started again, at most --max-restarts times without progress (a ch
 is progress), but not after a NaN. Exit codes: 0; 75 where the run was preempted and can
 go on; 128 + n after signal n; otherwise the first failure's.
 
+With --machine a process starts on each node of the file, by ssh, in this folder, which
+all nodes have. It asks for no password and no key of a host.
+
   replicator launch --processes 4 --devices-per-process 2 train.py --lr 0.1
+  replicator launch --machine cluster.yml train.py --lr 0.1
 """
 _PRELOADED = (
     *("jax", "optax", "tensorstore", "replicator.replicator"),
@@ -33,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = LaunchPolicy(processes=1)
     parser.epilog = _EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--processes", type=int, required=True, metavar="N", help="how many processes"
-    )
+    _add_places(parser)
     parser.add_argument(
         "--devices-per-process",
         type=int,
@@ -87,9 +91,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    places = parser.add_mutually_exclusive_group(required=True)
+    places.add_argument(
+        "--processes", type=int, metavar="N", help="how many processes on this host"
+    )
+    places.add_argument(
+        "--machine", metavar="FILE", help="YAML of nodes, each of which gets a process"
+    )
+    parser.add_argument(
+        "--via",
+        metavar="COMMAND",
+        help="with --machine: what runs a shell's command on {host}, instead of ssh",
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=float,
+        metavar="SECONDS",
+        help="with --machine: a host without contact ends its process (default 300)",
+    )
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Run the group, and return its exit code."""
-    check_count("processes", arguments.processes)
+    hosts = _hosts(arguments)
+    if hosts is None:
+        check_count("processes", arguments.processes)
     if arguments.devices_per_process is not None:
         check_count("devices_per_process", arguments.devices_per_process)
     check_count(
@@ -109,13 +136,16 @@ def main(arguments: argparse.Namespace) -> int:
             "`replicator launch` in the folder that holds it, or set PYTHONPATH."
         )
     policy = LaunchPolicy(
-        processes=arguments.processes,
+        processes=arguments.processes if hosts is None else len(hosts),
         max_restarts=arguments.max_restarts,
         stop_grace_s=arguments.stop_grace,
     )
     module = ["-m"] if arguments.module else []
+    command = [sys.executable, *module, arguments.script, *arguments.arguments]
+    if hosts is not None:
+        return launch(command, policy, hosts=hosts)
     return launch(
-        [sys.executable, *module, arguments.script, *arguments.arguments],
+        command,
         policy,
         devices_per_process=arguments.devices_per_process,
         beside=functools.partial(
@@ -125,6 +155,30 @@ def main(arguments: argparse.Namespace) -> int:
         ),
         preload=_PRELOADED if arguments.ready else (),
     )
+
+
+def _hosts(arguments: argparse.Namespace) -> Hosts | None:
+    """Return the hosts of `--machine`; None without it."""
+    given = vars(arguments)
+    of_hosts, of_this_host = ("via", "lost_after"), ("copy_bytes", "copies_host")
+    if arguments.machine is None:
+        for name in of_hosts:
+            if given[name] is not None:
+                raise ArgumentError(
+                    f"`{name}` must come with `machine`, got {given[name]!r} alone. "
+                    "Add `--machine cluster.yml`."
+                )
+        return None
+    for name in (*of_this_host, "ready"):
+        if given[name]:
+            raise ArgumentError(
+                f"`{name}` must not be given with `machine`, got {given[name]!r}. "
+                "Leave it out: it is for processes of this host."
+            )
+    lost_after_s = 300.0 if arguments.lost_after is None else arguments.lost_after
+    check_positive("lost_after", lost_after_s, "Use 300.")
+    hosts = read_hosts(arguments.machine, devices=arguments.devices_per_process)
+    return Hosts(hosts, via=arguments.via, lost_after_s=lost_after_s)
 
 
 def _is_module(name: str) -> bool:

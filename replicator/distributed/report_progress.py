@@ -23,9 +23,12 @@ def report_progress(step: int) -> None:
     >>> report_progress(1000)             # the state of step 1000 is on the disk
     """
     check_whole("step", step)
-    path = os.environ.get(VARIABLE)
-    if not path:
-        return
+    if path := os.environ.get(VARIABLE):
+        write_progress(Path(path), step)
+
+
+def write_progress(path: Path, step: int) -> None:
+    """Write the last report of a process, for `read_progress`."""
     # Written aside and renamed: the launcher never reads half a number.
     aside = Path(f"{path}.{os.getpid()}")
     try:

@@ -4,8 +4,10 @@ import sys
 
 import pytest
 
+from benchmarks import namespaces
 from benchmarks.bars import BARS, BENCHMARKS, module_of
 from benchmarks.no_hang import run_once
+from benchmarks.runs import ssh_server
 
 TINY = {
     "step_overhead": ["--rounds=2", "--steps=2", "--width=2", "--empty_steps=5"],
@@ -42,6 +44,7 @@ TINY = {
     "rpc_attack": [
         *("--only=replay", "--only=half_open", "--only=page_", "--only=folders"),
         *("--only=strangers_at", "--only=ranges_for", "--only=waiting_inserts"),
+        *("--only=names_of_hosts", "--only=yaml_with_tags"),
     ],
     "join_attack": ["--only=replaying", "--only=another_runs", "--pairs=1"],
     "rpc": ["--rpc_rounds=2", "--rpc_calls=20", "--rpc_window_s=0.1"],
@@ -53,6 +56,7 @@ TINY = {
     "program_overhead": ["--overhead_rounds=2", "--overhead_calls=20"],
     "gradient_coding": ["--rounds=2", "--steps=3"],
     "orphans": ["--rounds=2"],
+    "hosts": ["--only=process 1"],
     "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
     "learner_faults": ["--rounds=5"],
     "upstream_launchpad": ["--only=test_nested_groups"],
@@ -109,7 +113,7 @@ EXACT = {
     },
     "docs": {"missing": 0, "warnings": 0, "broken": 0, "unrun": 0},
     "rpc_fuzz": {"failures": 0, "cases": 3000},
-    "rpc_attack": {"failures": 0, "total": 27},
+    "rpc_attack": {"failures": 0, "total": 29},
     "join_attack": {"failures": 0},
     "rpc": {},
     "rpc_soak": {"errors": 0, "thread_growth": 0, "descriptor_growth": 0},
@@ -118,6 +122,7 @@ EXACT = {
     "program_overhead": {},
     "gradient_coding": {"parts_per_worker": 3},
     "orphans": {"left": 0, "rounds": 4},
+    "hosts": {"failures": 0, "cases": 1},
     "variable_service": {},
     "learner_faults": {"failures": 0, "rounds": 5},
     "upstream_launchpad": {},
@@ -132,7 +137,7 @@ EXACT = {
 }
 NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "docs", "goodput", "imagenet_resnet50"),
-    *("launch_time", "launchers"),
+    *("hosts", "launch_time", "launchers"),
     *("learner_faults", "lm", "orphans", "program_overhead", "rpc_soak"),
 }
 TIMEOUT_S = 1200  # for killing a run twenty times
@@ -146,15 +151,25 @@ TIMEOUT_S = 1200  # for killing a run twenty times
         for name in BENCHMARKS
     ],
 )
-def test_benchmark_ends_with_its_numbers_as_json(name):
+def test_benchmark_ends_with_its_numbers_as_json(name, tmp_path):
     if name == "bucket_faults":
         pytest.importorskip("moto")
+    if name == "hosts":
+        skip_without_hosts(tmp_path)
     command = [sys.executable, "-m", module_of(name), *TINY[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert {bar.key for bar in BARS if bar.benchmark == name} <= set(found)
     assert found.items() >= EXACT[name].items()
+
+
+def skip_without_hosts(folder):
+    try:
+        with namespaces.Namespaces(1), ssh_server.SshServer(folder):
+            return
+    except (namespaces.Unavailable, ssh_server.Unavailable) as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`replicator launch`: one group of processes on this host, run by a `Driver`.
+"""`replicator launch`: one group of processes, here or on hosts, run by a `Driver`.
 
 The main thread drives and takes signals; a thread for each process passes on its output
 and reports its exit (by a pidfd, so it is seen within milliseconds). Linux only.
@@ -33,6 +33,8 @@ from replicator.distributed.processes.policy import (
 from replicator.distributed.processes.ports import free_port
 from replicator.distributed.processes.signals import handled
 from replicator.distributed.processes.states import Ended, State
+from replicator.distributed.remote.hosts import Hosts
+from replicator.distributed.remote.member import HostMember
 from replicator.distributed.report_progress import VARIABLE, read_progress
 from replicator.errors import ArgumentError
 from replicator.rpc.security.secret import FILE_VARIABLE, Secret
@@ -49,8 +51,9 @@ def launch(
     environ: Mapping[str, str] | None = None,
     beside: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None,
     preload: tuple[str, ...] = (),
+    hosts: Hosts | None = None,
 ) -> int:
-    """Run a command as a group of processes on this host until it has ended.
+    """Run a command as a group of processes, here or on hosts, until it has ended.
 
     Each process finds the others by `replicator.distributed.initialize()`. Call it in
     the main thread: it takes the signals. Lines that cannot be printed are dropped.
@@ -64,6 +67,8 @@ def launch(
         user alone, and yields variables for them.
       preload: Modules that the processes of the next attempt, which are kept ready
         (`prepared.py`), have imported; none to keep none ready.
+      hosts: Hosts of the processes; by default all run on this one. Each needs the
+        same folder. Nothing of `environ` goes there.
 
     Returns:
       0 if all ended well, otherwise the code of the first failure since there was
@@ -92,7 +97,7 @@ def launch(
         environ |= _share_secret(policy, environ, Path(folder))
         if beside is not None:
             environ |= stack.enter_context(beside(Path(folder)))
-        group = _Group(command, policy, environ, Path(folder), preload)
+        group = _Group(command, policy, environ, Path(folder), preload, hosts)
         # What is ignored stays so: nohup ignores SIGHUP.
         taken = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
         stack.enter_context(handled(taken, lambda n, _: group.report(stop_asked(n))))
@@ -100,6 +105,8 @@ def launch(
         # no longer held, and signals have their old handlers again.
         stack.callback(os.close, hold_folder(folder))
         stack.callback(group.close)
+        if hosts is not None:
+            group.log([hosts.describe()])
         finish = group.run()
         assert group.state is not None, "it has run"
         if finish.failure is not None:
@@ -134,6 +141,7 @@ class _Group(Driver):
         environ: Mapping[str, str],
         folder: Path,
         preload: tuple[str, ...],
+        hosts: Hosts | None,
     ) -> None:
         super().__init__([policy.unit], policy.timeouts)
         self._command = command
@@ -141,8 +149,9 @@ class _Group(Driver):
         self._environ = environ
         self._folder = folder
         self._preload = preload
-        self._port = 0
-        self._members: dict[str, Member] = {}
+        self._hosts = hosts
+        self._address = ""
+        self._members: dict[str, Member | HostMember] = {}
         self._prepared: dict[int, Member] = {}  # by rank, for the next attempt
 
     def close(self) -> None:
@@ -156,21 +165,46 @@ class _Group(Driver):
             member.join(max(0.0, until_s - time.monotonic()))
             member.kill()
 
-    def start_worker(self, name: str, attempt: int) -> Member:
+    def start_worker(self, name: str, attempt: int) -> Member | HostMember:
         rank = self._policy.unit.workers.index(name)
         # The first to be started in each attempt. The port of the attempt before may
         # still be taken: by a process that cannot be killed, or by the kernel.
         if rank == 0:
-            self._port = free_port()
+            self._address = self._new_address()
         variables = {
             **self._group_variables(rank),
             "REPLICATOR_ATTEMPT": str(attempt),
-            VARIABLE: str(self._folder / f"progress-{rank}"),
         }
+        if self._hosts is None:
+            member = self._start_here(rank, variables)
+        else:
+            member = self._start_there(self._hosts, rank, variables)
+        self._members[name] = member
+        return member
+
+    def _new_address(self) -> str:
+        hosts = self._hosts
+        return hosts.new_address() if hosts else f"127.0.0.1:{free_port()}"
+
+    def _start_there(
+        self, hosts: Hosts, rank: int, variables: Mapping[str, str]
+    ) -> HostMember:
+        secret = self._environ.get(FILE_VARIABLE)
+        return hosts.start(
+            rank,
+            self._command,
+            variables=variables,
+            secret=Path(secret).read_bytes() if secret else b"",
+            folder=self._folder,
+            signal_asked=self._signal_asked,
+            report=self.report,
+        )
+
+    def _start_here(self, rank: int, variables: dict[str, str]) -> Member:
+        variables[VARIABLE] = str(self._folder / f"progress-{rank}")
         member = self._prepared.pop(rank, None)
         if member is None or not member.begin(variables):
             member = self._member(rank, self._command, variables)
-        self._members[name] = member
         if self._preload:
             waiting = prepared.command(
                 self._command[0], self._preload, list(self._command[1:])
@@ -224,7 +258,7 @@ class _Group(Driver):
         return as_environment(
             Cluster(
                 kind="replicator",
-                coordinator=f"127.0.0.1:{self._port}",
+                coordinator=self._address,
                 num_processes=self._policy.processes,
                 process_id=rank,
             )

@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -74,12 +74,15 @@ def main(arguments: list[str]) -> int:
         os.execvp(command[0], command)
     # Before the start: no orphan may go to another parent.
     adopt_orphans()
-    child = _start(command)
+    child = start(command)
     # What the command has as its input, a socket perhaps, ends when the command does.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     # One thread, and no lock: this process only waits for one of three events.
     code = _wait(child, options["lifeline"], options["launcher"])
-    _sweep(child)
+    # A signal meanwhile is for a command that is gone: `forward` ignores it.
+    if child.returncode is None:
+        child.kill()
+    sweep_children()
     # The launcher is gone, and with it whoever would delete its folder.
     if os.getppid() != options["launcher"]:
         delete(Path(options["folder"]), keep=[Path(path) for path in options["keep"]])
@@ -112,6 +115,56 @@ def name_process(name: str) -> None:
         _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def start(
+    command: list[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a command, which the kernel kills with this single-threaded process.
+
+    It is handed the signals of this process; those that come meanwhile it gets
+    afterwards. Among them is a Ctrl-C from before this process had a session of its
+    own, if `takes_ctrl_c` is set.
+
+    Args:
+      command: Its command line.
+      env: As for `subprocess.Popen`; the others likewise.
+      stdin: See `env`.
+      stdout: See `env`.
+      stderr: See `env`.
+    """
+    guard = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+
+    def die_with_guard() -> None:
+        die_with(guard)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+
+    # No other thread: a function between fork and exec is safe here.
+    # It inherits 0 to 2; `Popen` closes all else, the lifeline too.
+    child = subprocess.Popen(
+        command,
+        preexec_fn=die_with_guard,
+        env=env,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+    )
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        del frame
+        # Nothing is sent once it was reaped: `send_signal` looks first.
+        child.send_signal(number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    return child
+
+
 def children() -> list[int]:
     """List the children of this process, zombies included (Linux)."""
     # Unreaped children keep their ids, so no other process can be meant.
@@ -120,6 +173,22 @@ def children() -> list[int]:
         return [int(pid) for pid in path.read_text().split()]
     except OSError:  # no such file here
         return []
+
+
+def sweep_children() -> None:
+    """Kill whatever descends from this process, until nothing does (Linux)."""
+    # A bound, as a process in uninterruptible sleep does not die.
+    until_s = time.monotonic() + _SWEEP_S
+    while time.monotonic() < until_s:
+        # Children of those that die here become this process's: the next round's.
+        for pid in children():
+            with contextlib.suppress(PermissionError, ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(_POLL_S)
+        except ChildProcessError:  # nothing descends from it any more
+            return
 
 
 def delete(folder: Path, *, keep: Collection[Path] = ()) -> None:
@@ -149,34 +218,6 @@ def _forget_terminal() -> None:
         signal.signal(number, before)
 
 
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start the command; signals that come meanwhile it gets afterwards.
-
-    Among them is a Ctrl-C from before this process had a session of its own, if
-    `takes_ctrl_c` is set.
-    """
-    guard = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-
-    def die_with_guard() -> None:
-        die_with(guard)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-
-    # No other thread: a function between fork and exec is safe here.
-    # It inherits 0 to 2; `Popen` closes all else, the lifeline too.
-    child = subprocess.Popen(command, preexec_fn=die_with_guard)
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        del frame
-        # Nothing is sent once it was reaped: `send_signal` looks first.
-        child.send_signal(number)
-
-    for number in _FORWARDED:
-        signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    return child
-
-
 def _wait(child: subprocess.Popen[bytes], lifeline: int, launcher: int) -> int | None:
     """Return the command's exit code; None once the launcher ends it, or is gone."""
     exited = os.pidfd_open(child.pid)
@@ -193,25 +234,6 @@ def _wait(child: subprocess.Popen[bytes], lifeline: int, launcher: int) -> int |
     ready = {descriptor for descriptor, _ in poll.poll()}
     # If several are ready: the code of a command that ended by itself counts.
     return child.wait() if exited in ready else None
-
-
-def _sweep(child: subprocess.Popen[bytes]) -> None:
-    """Kill whatever descends from this process, until nothing does."""
-    # A signal meanwhile is for a command that is gone: `forward` ignores it.
-    # A bound, as a process in uninterruptible sleep does not die.
-    until_s = time.monotonic() + _SWEEP_S
-    if child.returncode is None:
-        child.kill()
-    while time.monotonic() < until_s:
-        # Children of those that die here become this process's: the next round's.
-        for pid in children():
-            with contextlib.suppress(PermissionError, ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(_POLL_S)
-        except ChildProcessError:  # nothing descends from it any more
-            return
 
 
 def _exit_like(code: int) -> None:

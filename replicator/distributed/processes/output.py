@@ -56,40 +56,27 @@ def write_lines(to: BinaryIO, label: str, lines: Sequence[bytes]) -> None:
             to.flush()
 
 
-class LabelledLines:
-    """One stream of one process, passed on with a label before each line.
+class LabelledText:
+    """Text of one process, passed on line by line with a label before each.
 
     Args:
-      descriptor: Pipe that its output arrives by; closed with this.
       label: Text before each line, for example `[2] `.
       to: Stream that lines go to.
     """
 
-    def __init__(self, descriptor: int, label: str, to: BinaryIO) -> None:
+    def __init__(self, label: str, to: BinaryIO) -> None:
         self._label = label
         self._to = to
         self._lines = Lines()
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
-        self.descriptor = descriptor
-        # A read must not hold up the thread, which waits for the exit as well.
-        os.set_blocking(descriptor, False)
 
-    def pump(self) -> bool:
-        """Pass on one piece of what has arrived; false once nothing is left."""
-        try:
-            data = os.read(self.descriptor, _LONGEST_LINE)
-        except BlockingIOError:
-            return False
+    def feed(self, data: bytes) -> None:
+        """Take a piece; pass on the lines that end in it."""
         self._pass_on(self._lines.feed(data))
-        return bool(data)
 
-    def close(self) -> None:
-        """Pass on what is left, also half a line, and read no more."""
-        for _ in range(_PIECES_LEFT):
-            if not self.pump():
-                break
+    def end(self) -> None:
+        """Pass on what is left, also half a line."""
         self._pass_on(self._lines.rest())
-        os.close(self.descriptor)
 
     def last_lines(self) -> list[bytes]:
         """Return the last traceback, with what follows it, or the last few lines."""
@@ -103,6 +90,39 @@ class LabelledLines:
     def _pass_on(self, lines: list[bytes]) -> None:
         self._last += lines
         write_lines(self._to, self._label, lines)
+
+
+class LabelledLines(LabelledText):
+    """One stream of one process, passed on with a label before each line.
+
+    Args:
+      descriptor: Pipe that its output arrives by; closed with this.
+      label: As of `LabelledText`; `to` likewise.
+      to: See `label`.
+    """
+
+    def __init__(self, descriptor: int, label: str, to: BinaryIO) -> None:
+        super().__init__(label, to)
+        self.descriptor = descriptor
+        # A read must not hold up the thread, which waits for the exit as well.
+        os.set_blocking(descriptor, False)
+
+    def pump(self) -> bool:
+        """Pass on one piece of what has arrived; false once nothing is left."""
+        try:
+            data = os.read(self.descriptor, _LONGEST_LINE)
+        except BlockingIOError:
+            return False
+        self.feed(data)
+        return bool(data)
+
+    def close(self) -> None:
+        """Pass on what is left, also half a line, and read no more."""
+        for _ in range(_PIECES_LEFT):
+            if not self.pump():
+                break
+        self.end()
+        os.close(self.descriptor)
 
 
 def _is_cause(lines: list[bytes]) -> bool:

@@ -71,12 +71,14 @@ class ProcessEnd(NamedTuple):
       code: Exit code, negative for a signal.
       last_lines: Last lines of its standard error.
       out_of_memory: Whether the kernel killed a process for memory while it lived.
+      comes_again: Whether it is known that it would end the same way.
     """
 
     rank: int
     code: int
     last_lines: Sequence[bytes]
     out_of_memory: bool = False
+    comes_again: bool = False
 
 
 def process_name(rank: int) -> str:
@@ -121,7 +123,7 @@ def ended(
         text=f"{name} {describe_code(code, out_of_memory=end.out_of_memory)}",
         looks_killed=is_killed,
         is_symptom=is_symptom(end.last_lines),
-        comes_again=code == 1 and comes_again(end.last_lines),
+        comes_again=end.comes_again or (code == 1 and comes_again(end.last_lines)),
         others_grace_s=hung_grace_s if how == "hung" else 0.0,
         safe_step=safe_step,
         exited=end,

@@ -11,6 +11,15 @@ _FIRST, _LAST = 20000, 32767
 _TRIES = 200
 
 
+def any_port() -> int:
+    """Return a port for a host that cannot be asked which are free.
+
+    >>> 20000 <= any_port() < 32768
+    True
+    """
+    return random.randint(_FIRST, _LAST)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port on which nothing listens.
 
@@ -24,7 +33,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     True
     """
     for _ in range(_TRIES):
-        port = random.randint(_FIRST, _LAST)
+        port = any_port()
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 # Taken again by the group's coordinator in a moment; nothing holds it

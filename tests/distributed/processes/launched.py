@@ -18,15 +18,17 @@ _UNSET = ("REPLICATOR_FAKE_DEVICES", "XLA_FLAGS", "JAX_PLATFORMS", "NPROC")
 class Launched:
     """`replicator launch` in a session of its own; leaving kills all that is left.
 
-    What it starts, however far below, bears a mark in its environment.
+    What it starts, however far below, bears a mark in its environment. `command` stands
+    for the whole command line, where it is another one.
     """
 
-    def __init__(self, *words, environ=()):
+    def __init__(self, *words, environ=(), command=None):
         self._mark = f"REPLICATOR_TEST_MARK={uuid.uuid4()}"
         name, _, value = self._mark.partition("=")
         kept = {key: text for key, text in os.environ.items() if key not in _UNSET}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "replicator.cli", "launch", *map(str, words)],
+            command
+            or [sys.executable, "-m", "replicator.cli", "launch", *map(str, words)],
             env={**kept, **dict(environ), name: value, "JAX_PLATFORMS": "cpu"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

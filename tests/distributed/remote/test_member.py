@@ -1,0 +1,297 @@
+"""A process behind a pipe, as behind ssh: bytes, codes, signals, and nothing left."""
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+
+import pytest
+
+from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
+from replicator.distributed.remote.bundle import remote_command, source_line
+from replicator.distributed.remote.frames import ORDER, frame
+from replicator.distributed.remote.member import HostMember
+from tests.multiprocess.worker_processes import wait_dead, wait_until
+
+LONG_S = 60.0
+# A child that has left the session, and ignores what can be ignored.
+HAS_CHILD = (
+    "import os, signal, subprocess, sys, time\n"
+    "here = [os.getpid(), os.getppid()]\n"
+    "command = ['sh', '-c', 'trap \"\" TERM HUP INT; exec sleep 600']\n"
+    "here.append(subprocess.Popen(command, start_new_session=True).pid)\n"
+    "open('here', 'w').write(' '.join(map(str, here)) + '.')\n"
+    "signal.pause()\n"
+)
+
+
+class Host:
+    """A folder that a member runs in, through a shell of this host."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.owner = f"run-{uuid.uuid4().hex}"
+        self.ends = queue.SimpleQueue()
+        self.steps = queue.SimpleQueue()
+        self.members = []
+
+    def order(self, code, *arguments, **changes):
+        return {
+            "owner": self.owner,
+            "arguments": ["-c", code, *arguments],
+            "directory": str(self.folder),
+            "environment": {},
+            "secret": "",
+            **changes,
+        }
+
+    def start(self, code, *arguments, lost_after_s=LONG_S, shell="{}", **changes):
+        command = shell.format(remote_command(sys.executable))
+        member = HostMember(
+            1,
+            "b",
+            ["sh", "-c", command],
+            self.order(code, *arguments, **changes),
+            lost_after_s=lost_after_s,
+            was_used=False,
+            folder=self.folder,
+            progress=self.steps.put,
+            signal_asked=lambda: signal.SIGTERM,
+            report=self.ends.put,
+        )
+        self.members.append(member)
+        return member
+
+    @contextlib.contextmanager
+    def without_launcher(self, lost_after_s=LONG_S):
+        """Be a launcher that sends the order and then nothing."""
+        times = {"lost_after_s": lost_after_s, "beat_s": 0.2}
+        order = json.dumps(self.order(HAS_CHILD, **times)).encode()
+        with subprocess.Popen(
+            ["sh", "-c", remote_command(sys.executable)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as connected:
+            connected.stdin.write(source_line() + frame(ORDER, order))
+            connected.stdin.flush()
+            yield connected
+
+    def end(self):
+        return self.ends.get(timeout=LONG_S)
+
+    def here(self):
+        """Wait for `HAS_CHILD`; return the ids of the process, its guard, its child."""
+        file = self.folder / "here"
+        wait_until(lambda: file.exists() and file.read_text().endswith("."))
+        return [int(pid) for pid in file.read_text()[:-1].split()]
+
+
+@pytest.fixture
+def host(tmp_path):
+    host = Host(tmp_path)
+    yield host
+    for member in host.members:
+        for _ in range(3):
+            member.kill()
+            member.join(LONG_S / 6)
+
+
+def parent(pid):
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def wait_gone(pids):
+    """Wait, on a busy machine, too, until none of these processes is there."""
+    wait_dead(pids, within_s=LONG_S)
+
+
+AWKWARD = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    "$HOME",
+    "`x`",
+    "\n",
+    "\\",
+    '{"a": [1]}',
+    "-é\udcff",
+]
+
+
+def test_arguments_and_variables_arrive_byte_for_byte(host):
+    variables = {f"NAME{i}": text for i, text in enumerate(AWKWARD)}
+    code = (
+        "import json, os, sys\n"
+        "open('got', 'w').write(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    )
+    host.start(code, *AWKWARD, environment=variables)
+    assert host.end().code == 0
+    arguments, environ = json.loads((host.folder / "got").read_text())
+    assert arguments == AWKWARD
+    assert {name: environ[name] for name in variables} == variables
+
+
+def test_output_arrives_byte_for_byte_behind_that_of_a_login_shell(host, capfdbinary):
+    code = (
+        "import sys\n"
+        "sys.stdout.buffer.write(b'\\0\\xff one\\n' + b'x' * 300_000 + b'\\nlast')\n"
+        "print('Traceback (most recent call last):', file=sys.stderr)\n"
+        "sys.exit('ValueError: 7')"
+    )
+    host.start(code, shell="echo Welcome; {}")
+    end = host.end()
+    out, err = capfdbinary.readouterr()
+    lines = [line.removeprefix(b"[1] ") for line in out.split(b"\n")]
+    assert lines[0] == b"\0\xff one"
+    assert b"".join(lines[1:-2]) == b"x" * 300_000
+    assert lines[-2:] == [b"last", b""]
+    assert b"[1] ValueError: 7\n" in err
+    assert end.code == 1
+    assert end.last_lines[-1] == b"ValueError: 7"
+
+
+@pytest.mark.parametrize("code", [0, 75, 255])
+def test_a_process_ends_with_its_own_code(host, code):
+    host.start(f"raise SystemExit({code})")
+    assert host.end().code == code
+
+
+def test_the_signal_that_killed_a_process_is_known(host):
+    host.start("import os; os.kill(os.getpid(), 9)")
+    assert host.end().code == -signal.SIGKILL
+
+
+def test_a_stop_is_the_signal_that_was_asked_for(host):
+    member = host.start(HAS_CHILD)
+    pids = host.here()
+    member.stop()
+    assert host.end().code == -signal.SIGTERM
+    wait_gone(pids)
+
+
+def test_a_kill_ends_all_that_left_the_session(host):
+    member = host.start(HAS_CHILD)
+    pids = host.here()
+    member.kill()
+    assert host.end().code == KILLED_BY_LAUNCHER
+    wait_gone(pids)
+
+
+def test_a_host_that_is_silent_is_lost(host):
+    host.start(HAS_CHILD, lost_after_s=1.0)
+    os.kill(host.here()[1], signal.SIGSTOP)
+    assert b"silent for 1 s" in host.end().last_lines[0]
+
+
+def test_a_connection_that_is_cut_is_lost(host):
+    member = host.start(HAS_CHILD)
+    os.kill(parent(host.here()[1]), signal.SIGKILL)
+    assert b"`b` is lost: cut off" in host.end().last_lines[0]
+    assert member.was_used
+
+
+@pytest.mark.parametrize("victim", ["host guard", "its watcher"])
+def test_a_killed_guard_leaves_nothing_behind(host, victim):
+    with host.without_launcher():
+        process, guard, child = host.here()
+        os.kill(guard if victim == "host guard" else parent(guard), signal.SIGKILL)
+        wait_gone([process, guard, child])
+
+
+def test_a_host_ends_all_when_its_launcher_is_silent(host):
+    with host.without_launcher(lost_after_s=1.0) as connected:
+        pids = host.here()
+        assert connected.wait(LONG_S) == 0
+        wait_gone(pids)
+
+
+def test_a_host_ends_all_when_its_launcher_is_gone(host):
+    with host.without_launcher() as connected:
+        pids = host.here()
+        connected.stdin.close()
+        wait_gone(pids)
+
+
+def test_the_next_attempt_ends_what_is_left_of_the_one_before(host):
+    host.start(HAS_CHILD)
+    pids = host.here()
+    host.start("print('next')")
+    assert {host.end().code for _ in range(2)} == {0, -signal.SIGKILL}
+    wait_gone(pids)
+
+
+def test_another_run_on_the_host_is_left_alone(host):
+    host.start(HAS_CHILD)
+    pids = host.here()
+    host.start("print('other')", owner=f"{host.owner}0")
+    assert host.end().code == 0
+    assert all(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_the_secret_is_in_a_file_of_this_user_alone_and_gone_afterwards(host):
+    secret = os.urandom(32)
+    code = (
+        "import os, pathlib, stat\n"
+        "path = os.environ['REPLICATOR_RPC_SECRET_FILE']\n"
+        "held = [pathlib.Path('/proc', str(pid), name).read_bytes()\n"
+        "        for pid in (os.getpid(), os.getppid())\n"
+        "        for name in ('cmdline', 'environ')]\n"
+        "secret = pathlib.Path(path).read_bytes()\n"
+        "secrets = (secret, secret.hex().encode())\n"
+        "shown = any(secret in each for secret in secrets for each in held)\n"
+        "modes = [oct(stat.S_IMODE(os.stat(each).st_mode))\n"
+        "         for each in (path, os.path.dirname(path))]\n"
+        "print(secret.hex(), shown, modes, file=open('got', 'w'))"
+    )
+    host.start(code, secret=secret.hex())
+    assert host.end().code == 0
+    told = (host.folder / "got").read_text().strip()
+    assert told == f"{secret.hex()} False ['0o600', '0o700']"
+    left = pathlib.Path(tempfile.gettempdir()).glob(f"{host.owner}*")
+    wait_until(lambda: not list(left))
+
+
+def test_progress_is_reported_before_the_end(host):
+    host.start(
+        "import os; open(os.environ['REPLICATOR_PROGRESS_FILE'], 'w').write('7')"
+    )
+    assert host.end().code == 0
+    assert host.steps.get_nowait() == 7
+
+
+def test_a_folder_that_a_host_lacks_is_named(host):
+    host.start("", directory="/no/such/folder")
+    end = host.end()
+    assert end.comes_again
+    assert b"No such file or directory: /no/such/folder" in end.last_lines[0]
+
+
+def test_a_python_that_a_host_lacks_is_named(host):
+    host.start("", shell="/no/python # {}")
+    end = host.end()
+    assert end.comes_again
+    assert b"Name its environment as `python_venv`" in end.last_lines[0]
+
+
+@pytest.mark.parametrize("frames", [r"1\377\377\377\377", r"e\000\000\000\001x"])
+def test_a_host_that_sends_no_frames_is_lost(host, frames):
+    preamble = r"\000replicator frames follow\n"
+    host.start("", shell=f"printf '{preamble}{frames}'; sleep 600 # {{}}")
+    assert host.end().code == 1
+
+
+def test_a_stop_before_the_host_answers_waits_for_nothing(host):
+    member = host.start("", shell="sleep 600 # {}")
+    member.stop()
+    member.kill()
+    assert host.end().code == -signal.SIGTERM
