@@ -4,7 +4,8 @@ Each way of a sum and each form of numbers, on 2 and 8 fake devices, for a perce
 convolution and an embedding: the forecast from shapes alone
 (`collectives/synchronise/method.py`) over the bytes that the collectives of the traced
 step hand over a ring, in their true dtypes. `worst_error` is the largest difference of
-such a ratio from 1.
+such a ratio from 1. With libtpu installed, `partition_error` has the ratio of the
+forecast to the compiled bytes of strategies that partition, by builder and model.
 """
 
 import json
@@ -17,12 +18,14 @@ import optax
 from absl import app, flags
 
 import replicator
+from benchmarks import partitioned_bytes
 from benchmarks.strategy_matrix.synchronisers import (
     METHODS,
     MODELS,
     parts,
     replicator_under,
 )
+from benchmarks.tpu_environment import is_installed
 from replicator.collectives.synchronise.method import SumMethod, sent_bytes
 from replicator.engine.check_step import trace_checked
 from replicator.engine.make_step import rules_of
@@ -86,7 +89,9 @@ def main(argv: list[str]) -> None:
         if method != "rows" or model == "embedding"
         if all(word in f"{model}, {method}, {devices}" for word in _ONLY.value)
     ]
+    is_whole = is_installed() and not _ONLY.value
     result = {
+        "partition_error": partitioned_bytes.ratios_elsewhere() if is_whole else None,
         "worst_error": round(float(np.max(errors)), 5),
         "cases": len(errors),
         "seconds": round(time.monotonic() - began_s, 1),
