@@ -91,9 +91,8 @@ def predict(features: Features, machine: Machine) -> StepTime:
       ArgumentError: The machine has fewer devices, or its figures are not known.
 
     >>> machine = Machine.from_topology("h100:2x8")
-    >>> sums = Traffic(
-    ...     kind="all-reduce", axes=("replica",), wire_bytes=4 * 10**9, stride=1, span=16
-    ... )
+    >>> sent = {"axes": ("replica",), "wire_bytes": 4 * 10**9, "stride": 1, "span": 16}
+    >>> sums = Traffic(kind="all-reduce", **sent)
     >>> features = Features(num_devices=16, flops={"bfloat16": 5e12}, traffic=(sums,))
     >>> print(predict(features, machine))
     10 to 15.1 ms: arithmetic 5.06, memory 0, network 10
