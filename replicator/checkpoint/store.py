@@ -130,7 +130,7 @@ class CheckpointStore:
         times: Any = {"clock": self._clock, "timeout_s": self._timeout_s}
         tokens = self._group.lead("open", self._take_over)
         try:
-            # First: a run that is killed between these two has no copies any more.
+            # At once: a run that is killed before they know of it has no copies.
             if self._has_copies:
                 run = str(self._directory)
                 self.copies = MemoryCopies(
