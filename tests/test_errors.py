@@ -6,6 +6,7 @@ tests.test_errors` writes the document anew.
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import faulthandler
 import itertools
@@ -30,13 +31,17 @@ from jax.sharding import PartitionSpec as P
 
 import replicator
 import replicator.launchpad_bridge as lp
+from benchmarks.runs.faulty_buckets import ENVIRONMENT, FaultyProxy
 from replicator import strategies, testing
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
+from replicator.checkpoint.buckets.bucket import Bucket
+from replicator.checkpoint.buckets.url import parse_url
 from replicator.checkpoint.snapshot import start_copy
 from replicator.errors import (
     ArgumentError,
     BatchError,
+    BucketError,
     CheckpointError,
     CheckpointMismatchError,
     CollectivesError,
@@ -455,6 +460,18 @@ def newer_checkpoints():
     signed = {"manifest": body, "crc32": zlib.crc32(strict_json(body).encode())}
     path.write_text(json.dumps(signed))
     return directory
+
+
+def ask_bucket(status):
+    """Ask for a bucket at a server that answers with a status, without credentials."""
+    server = FaultyProxy(0)  # with no other server behind it
+    server.disturb = lambda method, path: status
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(server):
+        for name in ENVIRONMENT:
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_ENDPOINT_URL", server.url)
+        Bucket(parse_url("checkpoint_dir", "s3://models/run")).require()
 
 
 def folder(*names):
@@ -1839,6 +1856,47 @@ ROWS = [
         "'gs:///a'. Name the bucket and plain folders in it, no keys or options.",
     ),
     Row(
+        "Records among checkpoints",
+        lambda: run(
+            [regression_batch()],
+            directory="gs://models/run",
+            checkpoint_dir="gs://models/run",
+        ),
+        ArgumentError,
+        "`directory` must lie outside of `checkpoint_dir`, got gs://models/run and "
+        "gs://models/run. Save to a folder in it: gs://models/run/checkpoints.",
+    ),
+    Row(
+        "A bucket that is not there",
+        lambda: ask_bucket("404"),
+        BucketError,
+        "`s3://models/run` must be in a bucket that is there, got none of that name "
+        "(list of `s3://models/run`). Make it, or correct the URL.",
+    ),
+    Row(
+        "A bucket without credentials",
+        lambda: ask_bucket("403"),
+        BucketError,
+        "`s3://models/run` must be open to this process, got list of "
+        "`s3://models/run` refused (`AWS_ACCESS_KEY_ID` is not set): "
+        "PERMISSION_DENIED: AccessDenied: Access Denied. Give it credentials that may "
+        "read, list, write and delete there.",
+    ),
+    Row(
+        "A state larger than the disk",
+        lambda: run(
+            [regression_batch()],
+            make=lambda _: (
+                lambda key: jnp.zeros(1 << 50, jnp.int8),
+                lambda state, batch: (state, {}),
+            ),
+            checkpoint_dir=folder(),
+        ),
+        ArgumentError,
+        "`checkpoint_dir` must be on a disk with room for the state, got runs/a on one "
+        "of 100 GiB for a state of 1.02e+03 TiB. Save to a larger one, or to a bucket.",
+    ),
+    Row(
         "A number for a choice of yes or no",
         lambda: run([regression_batch()], auto_microbatch=4),
         ArgumentError,
@@ -2587,6 +2645,8 @@ def no_hang():
 def neutral(message):
     """Replace places in this test by those of a user's script and runs."""
     message = re.sub(r"\S+\.py:\d+", "train.py:12", message)
+    message = re.sub(r"on one of [\d.]+ .iB", "on one of 100 GiB", message)
+    message = message.replace("Denied: by a test", "Denied: Access Denied")
     return re.sub(r"/[^' ]*/bad-[a-z0-9_]+", "runs/a", message)
 
 

@@ -4,12 +4,19 @@ Each is announced before it happens. There a test records their order, makes one
 or kills the process between two of them.
 """
 
+import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+import jax
+
 from replicator.base.host.paths import sync
+from replicator.base.out_of_memory import readable
+from replicator.base.types import PyTree
+from replicator.errors import ArgumentError
 
 Announce: TypeAlias = Callable[[str, Path], None]
 """`announce(operation, path)`: called before the operation; may raise."""
@@ -80,6 +87,33 @@ class Disk:
         for directory in list(walk_directories(path)):
             self.announce("remove_directory", directory)
             directory.rmdir()
+
+
+def require_room(directory: Path, state: PyTree) -> None:
+    """Raise if a state is larger than the disk of a directory, full or empty.
+
+    Args:
+      directory: Directory of checkpoints; may be absent.
+      state: Arrays, or their shapes.
+
+    Raises:
+      ArgumentError: It is.
+
+    >>> require_room(Path("."), {"w": jax.ShapeDtypeStruct((3,), "float32")})
+    """
+    leaves = jax.tree.leaves(state)
+    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    try:
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+        size = shutil.disk_usage(there).total
+    except OSError:  # raised again by the first write there
+        return
+    if 0 < size < needed:  # some file systems report no size
+        raise ArgumentError(
+            f"`checkpoint_dir` must be on a disk with room for the state, got "
+            f"{directory} on one of {readable(size)} for a state of "
+            f"{readable(needed)}. Save to a larger one, or to a bucket."
+        )
 
 
 def walk_files(root: Path) -> Iterator[Path]:

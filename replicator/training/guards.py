@@ -1,9 +1,12 @@
 """Checks before a run opens; watchdog, signals and journal entry of its end."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from replicator.checkpoint.disk import require_room
 from replicator.checkpoint.snapshot import describe_leaves
 from replicator.distributed.leaving import leave_at_once
 from replicator.distributed.notices import OwnNotices, open_notices
@@ -21,14 +24,16 @@ def require_possible(spec: RunSpec) -> None:
     """Refuse a run that could not be saved or go back, before anything is open.
 
     Raises:
-      ArgumentError: It could not be saved, could not go back, or has no copies of its
-        state to compare.
+      ArgumentError: It could not be saved, its state is larger than the disk, it could
+        not go back, or it has no copies of its state to compare.
       DistributedError: It is not the same in all processes.
     """
     _require_way_back(spec)
     require_copies(spec)
     if spec.checkpointing is not None:
         describe_leaves(spec.first.shapes)
+        if isinstance(spec.checkpointing.directory, Path):
+            require_room(spec.checkpointing.directory, spec.first.shapes)
     _require_same(spec)
 
 
@@ -91,6 +96,12 @@ def guarded(spec: RunSpec, *, stoppable: bool = True) -> Iterator[Preemption | N
       The hook of stop requests; None if the run takes none.
     """
     notices = open_notices() if spec.together else OwnNotices()
+
+    def leave(code: int) -> None:
+        if spec.recording.uploads is not None:
+            spec.recording.uploads.flush()  # with the stacks
+        os._exit(code)
+
     node = spec.node if stoppable else None
     with Watchdog(
         spec.phases,
@@ -98,6 +109,7 @@ def guarded(spec: RunSpec, *, stoppable: bool = True) -> Iterator[Preemption | N
         directory=spec.recording.directory,
         notices=notices,
         log=spec.log,
+        exit_process=leave,
         fail=None if node is None else node.fail,
     ):
         if not stoppable or (spec.checkpointing is None and node is None):

@@ -1,20 +1,18 @@
 """Options of a run, and the groups of them that travel together.
 
 `Replicator.run` and `session` take each option by keyword and make one `RunOptions`.
-Three groups are taken from it: checkpoints, evaluation and records; the fourth, bad
-numbers, is `nonfinite/policy.py`. Options that contradict each other are refused when
-their group is made.
+Two groups are taken from it here, checkpoints and evaluation; that of records is in
+`reports/recording.py`, that of bad numbers in `nonfinite/policy.py`. Options that
+contradict each other are refused when their group is made.
 """
 
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from replicator.base.host.paths import checked_path
 from replicator.base.types import Dataset, InitFn, PyTree
 from replicator.checkpoint.copies.copies import require_keeper
 from replicator.checkpoint.directories.named import checked_directory
@@ -23,8 +21,6 @@ from replicator.checkpoint.retention import Retention
 from replicator.engine.evaluation.evaluate import EvalFn, Evaluation
 from replicator.errors import (
     ArgumentError,
-    check_count,
-    check_flags,
     check_function,
     check_kind,
     check_word,
@@ -37,10 +33,7 @@ from replicator.training.best_metric import Follow
 from replicator.training.node import ProgramNode
 from replicator.training.nonfinite.policy import OnMismatch, OnNonfinite
 from replicator.training.nonfinite.spikes import Spikes
-from replicator.training.reports.profiler import check_steps
 from replicator.training.watchdog.limits import Limits
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,8 +86,9 @@ class RunOptions:
         too.
       follow: Number of the evaluation that ranks the steps, and when to give up.
       directory: Records: directory of `metrics.jsonl`, TensorBoard events (if
-        installed), `run.json` and the journal; None writes nothing. `replicator report`
-        makes a page of it.
+        installed), `run.json` and the journal; None writes nothing. In a bucket,
+        "gs://bucket/path" or "s3://bucket/path": written to a folder of this host, and
+        uploaded. `replicator report` makes a page of it.
       write_every: Steps between written metrics.
       gradient_norm: Whether metrics hold the norm of the reduced gradient; it takes one
         more reading of the gradient, several per cent of a small model's step.
@@ -333,54 +327,6 @@ def evaluating_of(options: RunOptions) -> Evaluating | None:
         dataset=dataset,
         when=as_schedule("eval_every", when),
         follow=follow,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recording:
-    """Options of a run's records.
-
-    Attributes:
-      directory: Directory of metrics, `run.json` and the journal; None for none.
-      write_every: Steps between written metrics.
-      display: Whether progress is shown on standard error.
-      profile: Steps to trace; None for none.
-    """
-
-    directory: Path | None
-    write_every: int
-    display: bool
-    profile: range | None
-
-
-def recording_of(options: RunOptions) -> Recording:
-    """Return the options of a run's records.
-
-    >>> recording_of(RunOptions(steps=3)).write_every
-    10
-
-    Raises:
-      ArgumentError: An option is of a wrong kind, or a trace has no directory.
-    """
-    write_every, display = options.write_every, options.display
-    check_count("write_every", write_every)
-    check_flags(gradient_norm=options.gradient_norm, display=display)
-    directory = checked_path("directory", options.directory)
-    if (profile := options.profile) is not None:
-        check_steps("profile", profile)
-        if directory is None:
-            raise ArgumentError(
-                "`directory` must be given to profile steps, got None. Pass it: traces "
-                "go to `profile/` in it."
-            )
-        if options.steps is not None and profile.start > options.steps:
-            _log.warning(
-                "No step of `profile=%s` is traced: the last step is %d.",
-                profile,
-                options.steps,
-            )
-    return Recording(
-        directory=directory, write_every=write_every, display=display, profile=profile
     )
 
 

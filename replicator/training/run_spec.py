@@ -41,15 +41,14 @@ from replicator.training.options import (
     Checkpointing,
     Evaluating,
     LoopPlan,
-    Recording,
     RunOptions,
     checkpointing_of,
     evaluating_of,
-    recording_of,
     replica_checks_of,
 )
 from replicator.training.reports.first_updates import first_update_check
 from replicator.training.reports.journal import open_journal
+from replicator.training.reports.recording import Recording, recording_of
 from replicator.training.watchdog.limits import Limits, as_limits
 
 

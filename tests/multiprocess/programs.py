@@ -278,7 +278,10 @@ class Seen(Hook):
 def resumable(
     directory, die_after=None, strided=False, steps=STEPS, records=True, every_s=None
 ):
-    """Train with a value of each replica's own, save every second step, perhaps die."""
+    """Train with a value of each replica's own, save every second step, perhaps die.
+
+    `records` may be the URL of a bucket, too.
+    """
     rep = Replicator(compilation_cache=False, reduction="ordered")
     optimizer = rep.wrap_optimizer(optax.sgd(0.1, momentum=0.9))
     init_fn, _ = trainer(optimizer)
@@ -308,7 +311,7 @@ def resumable(
         _strided if strided else _numbered(96, 24),
         init_fn=own_init,
         steps=steps,
-        directory=root / "records" if records else None,
+        directory=root / "records" if records is True else records or None,
         checkpoint_dir=root / "checkpoints",
         checkpoint_every=2 if every_s is None else every(seconds=every_s),
         write_every=1,

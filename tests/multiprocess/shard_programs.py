@@ -12,7 +12,7 @@ from replicator.base.padded import Padded, is_padded
 from replicator.base.per_replica import PerReplica
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.disk import Disk
-from replicator.errors import CheckpointError
+from replicator.errors import ArgumentError, CheckpointError
 from replicator.training.to_host import whole_on_host
 
 SHAPE = (256, 1024)  # 1 MB: several shards
@@ -104,6 +104,19 @@ def open_apart(directory):
         CheckpointStore(own).open()
     except CheckpointError as failure:
         return str(failure)
+    return None
+
+
+def save_alone(directory):
+    """Save an array that is cut over all processes, in this one alone."""
+    with CheckpointStore(
+        Path(directory) / f"{jax.process_index()}", together=False
+    ) as store:
+        rows = {"rows": state()["rows"]}
+        try:
+            store.save(Snapshot(step=1, arrays=rows))
+        except ArgumentError as failure:
+            return str(failure), store.steps()
     return None
 
 

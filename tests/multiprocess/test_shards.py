@@ -63,6 +63,16 @@ def test_a_directory_that_processes_do_not_share_is_refused_in_all(tmp_path):
         assert "no file of process 1" in refused
 
 
+def test_a_leaf_with_a_piece_in_no_process_that_saves_is_refused(tmp_path):
+    for process, found in enumerate(on((2, 1), programs.save_alone, tmp_path / "at")):
+        refused, steps = found
+        assert refused.startswith(
+            "`arrays` must be cut into equal pieces, each in a process that saves, got "
+            f"one of `rows` at {(128 - 128 * process, 0)} that is not."
+        )
+        assert steps == ()
+
+
 def test_a_save_that_fails_in_one_process_fails_in_all_and_the_next_works(tmp_path):
     for process in on((2, 1), programs.fail_in_one, tmp_path / "full"):
         assert "No space left on device" in process["raised"]

@@ -116,6 +116,18 @@ def test_leaves_whose_names_meet_are_refused_before_the_first_step(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_state_larger_than_the_disk_is_refused_before_it_is_made(tmp_path):
+    with pytest.raises(ArgumentError, match=r"with room .* for a state of 1.02e\+03 T"):
+        replicas(1).run(
+            lambda state, batch: pytest.fail("a step was made"),
+            [regression_batch()],
+            init_fn=lambda key: jnp.zeros(1 << 48),
+            steps=1,
+            checkpoint_dir=tmp_path / "run",
+        )
+    assert not (tmp_path / "run").exists()
+
+
 class RunsAnother(Hook):
     """Runs a second run inside of a first one."""
 

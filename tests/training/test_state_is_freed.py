@@ -12,6 +12,8 @@ import replicator
 from replicator.hooks import Hook
 from tests.steps import replicas
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 NUMBERS = 5_000
 BATCHES = [{"x": np.full(4, each, np.float32)} for each in (1.0, 2.0)]
 

@@ -11,6 +11,8 @@ import stat
 
 import jax
 
+from replicator.base.host.paths import user_cache
+
 ENVIRONMENT_VARIABLE = "REPLICATOR_COMPILATION_CACHE"
 _log = logging.getLogger(__name__)
 
@@ -27,16 +29,11 @@ def enable_compilation_cache() -> pathlib.Path | None:
     # pyright does not know JAX's settings.
     if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
         return None
-    directory = _user_cache() / "replicator" / "xla"
+    directory = user_cache() / "xla"
     if not _make_private(directory):
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     return directory
-
-
-def _user_cache() -> pathlib.Path:
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    return pathlib.Path(chosen).absolute() if chosen else pathlib.Path.home() / ".cache"
 
 
 def _make_private(directory: pathlib.Path) -> bool:

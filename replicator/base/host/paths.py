@@ -22,6 +22,17 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path)).absolute()
 
 
+def user_cache() -> Path:
+    """Return the folder of this user's files of replicator that may be deleted.
+
+    >>> user_cache().name
+    'replicator'
+    """
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    above = Path(chosen).absolute() if chosen else Path.home() / ".cache"
+    return above / "replicator"
+
+
 def sync(path: Path) -> None:
     """Wait until a file's content, or a directory's entries, are on the disk.
 

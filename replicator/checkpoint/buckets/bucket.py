@@ -5,6 +5,7 @@ been carried out: it is repeated too, and what then lies there decides.
 """
 
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +25,7 @@ _NOTHING_THERE = b"\x02"  # TensorStore's generation of a key without a value
 _OPENING_S = 10.0
 _DELETIONS = 16  # at once
 _BYTES_PER_S = 1 << 20  # slower than this, an attempt is given up
+_NOTES = re.compile(r" \[(http_|curl_|source ).*")  # in any order, whole pages of XML
 _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
@@ -110,7 +112,7 @@ class Bucket:
         Raises:
           BucketError: The bucket did not take it within the limit.
         """
-        self.put(_MARKER, b"Checkpoints of `replicator` lie here.\n")
+        self.put(_MARKER, b"Written by `replicator`.\n")
 
     def is_marked(self) -> bool:
         """Return whether `mark` was ever called here."""
@@ -216,7 +218,7 @@ class Bucket:
 
     def _error(self, what: str, failure: Exception) -> BucketError:
         kind = classify(failure)
-        text = " ".join(str(failure).split())[:300] or "no answer"
+        text = _NOTES.sub("", " ".join(str(failure).split()))[:300] or "no answer"
         if kind == "absent":
             return BucketError(
                 f"`{self.url}` must be in a bucket that is there, got none of that "

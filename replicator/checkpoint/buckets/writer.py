@@ -10,22 +10,22 @@ from replicator.checkpoint.buckets.bucket import Bucket
 from replicator.checkpoint.lock import Owner, decode_owner, encode_owner, new_owner
 from replicator.errors import CheckpointInUseError
 
-FOLDER = ".writer/"
-
 
 class BucketWriter:
     """The right to write to a bucket, once `acquire` has returned.
 
     Args:
       bucket: Bucket.
+      folder: Prefix of the objects that name the writers.
 
     Attributes:
       tokens: Tokens of the owner before this one, empty if there was none, and of this
         one, once `acquire` has returned.
     """
 
-    def __init__(self, bucket: Bucket):
+    def __init__(self, bucket: Bucket, *, folder: str = ".writer/"):
         self._bucket = bucket
+        self._folder = folder
         self._owner: Owner | None = None
         self.tokens = "", ""
 
@@ -42,14 +42,15 @@ class BucketWriter:
           BucketError: The bucket cannot be written to.
         """
         self._bucket.mark()
-        generation = max([above, *map(_generation, self._bucket.list(FOLDER))])
+        names = self._bucket.list(self._folder)
+        generation = max([above, *map(self._generation_of, names)])
         while True:
             # A stale list may show too few; none is deleted, so the next one is free.
             generation += 1
             owner = new_owner(generation)
-            if self._bucket.put_if_absent(_key(generation), encode_owner(owner)):
+            if self._bucket.put_if_absent(self._key(generation), encode_owner(owner)):
                 break
-        before = decode_owner(self._bucket.read(_key(generation - 1)) or b"")
+        before = decode_owner(self._bucket.read(self._key(generation - 1)) or b"")
         self._owner = owner
         self.tokens = before.token if before else "", owner.token
         return generation
@@ -68,8 +69,8 @@ class BucketWriter:
           BucketError: The bucket does not answer.
         """
         generation = self.generation
-        newer = self._bucket.read(_key(generation + 1))
-        own = self._bucket.read(_key(generation))
+        newer = self._bucket.read(self._key(generation + 1))
+        own = self._bucket.read(self._key(generation))
         if newer is None and self._owner and own == encode_owner(self._owner):
             return
         after = decode_owner(newer) if newer else None
@@ -82,11 +83,9 @@ class BucketWriter:
         """Let others become the owner; they need nothing of us for it."""
         self._owner = None
 
+    def _key(self, generation: int) -> str:
+        return f"{self._folder}{generation:012d}.json"
 
-def _key(generation: int) -> str:
-    return f"{FOLDER}{generation:012d}.json"
-
-
-def _generation(key: str) -> int:
-    stem = key.removeprefix(FOLDER).removesuffix(".json")
-    return int(stem) if stem.isdecimal() else 0
+    def _generation_of(self, key: str) -> int:
+        stem = key.removeprefix(self._folder).removesuffix(".json")
+        return int(stem) if stem.isdecimal() else 0

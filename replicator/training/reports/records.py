@@ -32,7 +32,9 @@ from replicator.training.reports.compile_notes import ReportCompilations
 from replicator.training.reports.journal import written
 from replicator.training.reports.phase_journal import JournalPhases
 from replicator.training.reports.profiler import Profile
+from replicator.training.reports.recording import Recording
 from replicator.training.reports.run_numbers import AddRunNumbers
+from replicator.training.reports.uploads import LOCK_STEM, UploadRecords
 from replicator.training.run_spec import RunSpec
 from replicator.writers.directory import directory_writer
 from replicator.writers.jsonl import drop_after
@@ -62,23 +64,32 @@ def alone(spec: RunSpec) -> Iterator[None]:
 
     Args:
       spec: The run; without a directory nothing is locked. Of several processes the
-        first holds the lock for all: if it dies, the system releases it.
+        first holds the lock for all: if it dies, the system releases it. In a bucket
+        the newest run has the right to write.
 
     Raises:
+      BucketError: The bucket is not there, refused us, or did not answer.
       CheckpointInUseError: Another run writes there; in all processes.
     """
-    directory = spec.recording.directory
-    lock = WriterLock(directory or Path(), Disk(), name=".records")
+    directory, uploads = spec.recording.directory, spec.recording.uploads
+    lock = WriterLock(directory or Path(), Disk(), name=LOCK_STEM)
 
-    def acquire() -> None:
+    def acquire() -> tuple[str, str] | None:
         with suppress(OSError):  # raised again by the first write there
             if directory is not None:
                 lock.acquire(above=0)
+        return None if uploads is None else uploads.acquire()
 
     group = Group(together=spec.together, timeout_s=600.0)
     try:
-        group.lead("directory", acquire)
-        yield
+        tokens = group.lead("directory", acquire)
+        if uploads is None:
+            yield
+        else:
+            with written(uploads.folder, is_fresh=True):
+                group.gather("fetched", lambda: uploads.fetch(*tokens))
+            with uploads:
+                yield
     finally:
         lock.release()
 
@@ -143,12 +154,18 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
         compilations=compilations,
         devices=list(spec.mesh.devices.flat),
     )
-    when = every(n_steps=records.write_every)
     return Reports(
-        hooks=[*hooks, WriteMetrics(writer, when)],
+        hooks=[*hooks, *_writing(records, writer)],
         after=[*profile, JournalPhases(events, spec.phases, start_step=start_step)],
         writer=writer,
     )
+
+
+def _writing(records: Recording, writer: Writer) -> list[Hook]:
+    written_by = WriteMetrics(writer, every(n_steps=records.write_every))
+    if records.uploads is None:
+        return [written_by]
+    return [written_by, UploadRecords(records.uploads)]  # in this order
 
 
 def _write_beginning(events: EventLog, resumed: Resumed) -> None:

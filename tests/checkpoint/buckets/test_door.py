@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from replicator.checkpoint.buckets import bucket as bucket_module
 from replicator.checkpoint.buckets.mounts import is_mounted_bucket
 from replicator.checkpoint.buckets.url import parse_url
 from replicator.checkpoint.buckets.writer import BucketWriter
@@ -101,6 +102,17 @@ def test_a_server_that_is_silent_is_an_error_within_the_limit(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         with pytest.raises(BucketError, match="must answer, got a list"):
             open_bucket("s3", limit_s=1).require()
+
+
+def test_a_bucket_is_asked_for_ten_seconds_before_a_run(s3, open_bucket, monkeypatch):
+    assert bucket_module._OPENING_S == 10
+    monkeypatch.setattr(bucket_module, "_OPENING_S", 0.5)
+    bucket = open_bucket("s3")  # whose other requests are repeated for minutes
+    s3.disturb = lambda method, path: "503"
+    begun_s = time.monotonic()
+    with pytest.raises(BucketError, match="failed to the end"):
+        bucket.require()
+    assert time.monotonic() - begun_s < 10
 
 
 MOUNTS = """\
