@@ -157,7 +157,7 @@ class Replicator:
             loss_scale=loss_scale,
             accumulate=accumulate,
             reduction=self._defaults.reduction,
-            strategy=make_step.rules_of(self._layout),
+            strategy=lambda: make_step.rules_of(self._layout),
         )
 
     @eager("rep.init")

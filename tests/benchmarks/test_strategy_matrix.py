@@ -16,6 +16,7 @@ from benchmarks.strategy_matrix.law import Oracles, Setting, problem
 from benchmarks.strategy_matrix.pattern_cases import GROUPS, Context, contexts
 from benchmarks.strategy_matrix.routes import BODIES, MOVERS, ROUTES
 from benchmarks.strategy_matrix.settings import settings
+from benchmarks.strategy_matrix.synchronisers import METHODS, MODELS, sums_settings
 from benchmarks.worker import Worker, WorkerEnded
 
 
@@ -153,3 +154,13 @@ def test_a_process_that_ends_is_replaced_at_the_next_request():
         worker.ask([])
     assert worker.ask({"b": 1}) == {"b": 1}
     worker.close()
+
+
+def test_each_rule_for_sums_meets_each_model_optimizer_and_number_of_replicas():
+    found = sums_settings(full=False)
+    for name in METHODS:
+        mine = [each for each in found if each.builder == name]
+        models = {"embedding"} if name == "rows" else set(MODELS)
+        assert {each.case for each in mine} == models
+        assert {each.devices for each in mine} == {2, 8}
+        assert {each.optimizer for each in mine} == {"adamw", "muon"}

@@ -7,6 +7,7 @@ rounding takes away is owed after.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -66,13 +67,14 @@ class Reducer:
       name: First component of the paths of its parameters.
       reduction: Way in which gradients add up.
       axis_name: Mesh axis of the replicas.
-      strategy: Strategy whose rules hold; None for none.
+      strategy_fn: Function that returns the strategy whose rules hold, or None, once
+        it is known.
     """
 
     name: str
     reduction: Reduction
     axis_name: str
-    strategy: Strategy | None
+    strategy_fn: Callable[[], Strategy | None]
 
     def init(self, params: PyTree) -> SynchroniserState | None:
         """Return the state of the rules before the first update; None without rules.
@@ -80,12 +82,13 @@ class Reducer:
         Raises:
           ArgumentError: A parameter has no such narrow form.
         """
-        if self.strategy is None or not self.strategy.rules:
+        strategy = self.strategy_fn()
+        if strategy is None or not strategy.rules:
             return None
         leaves = self._named(params)
         owed, factors = {}, {}
         for path, leaf in leaves:
-            method = self.strategy.method_of(path)
+            method = strategy.method_of(path)
             _check_form(method, path, leaf)
             if method.narrows(jnp.shape(leaf), jnp.result_type(leaf)):
                 owed[path] = owed_at_first(leaf)
@@ -95,7 +98,7 @@ class Reducer:
             owed=PerReplica(owed, on_resize="sum") if owed else None,
             factors=factors,
             paths=tuple(path for path, _ in leaves),
-            strategy=self.strategy,
+            strategy=strategy,
         )
 
     def reduce(
@@ -148,7 +151,7 @@ class Reducer:
     ) -> Reduced:
         """Reduce leaf by leaf; those without a rule together."""
         leaves, structure = jax.tree.flatten(terms.own)
-        methods = [self._method(path) for path in self._paths(terms.own)]
+        methods = [_method(kept.strategy, path) for path in self._paths(terms.own)]
         plain = [n for n, (path, _) in enumerate(methods) if path is None]
         found = dict(
             zip(plain, self._all_reduce(terms, [leaves[n] for n in plain]), strict=True)
@@ -186,12 +189,6 @@ class Reducer:
             return dataclasses.replace(grads, parts=tuple(parts))
         return mark_rows(grads, [path for path, _ in self._named(grads)])
 
-    def _method(self, path: str | None) -> tuple[str | None, SumMethod]:
-        """Return the method of a gradient, with its path if a rule matters there."""
-        assert self.strategy is not None
-        method = SumMethod() if path is None else self.strategy.method_of(path)
-        return (None if method == SumMethod() else path), method
-
     def _paths(self, own: PyTree) -> list[str | None]:
         """List the paths of gradients; the value of a loss has none."""
         if isinstance(own, Valued):
@@ -206,8 +203,9 @@ class Reducer:
         ]
 
     def _check_own(self, kept: SynchroniserState | None) -> None:
+        mine = self.strategy_fn()
         rules = kept.strategy.rules if kept else ()
-        if rules != (self.strategy.rules if self.strategy else ()):
+        if rules != (mine.rules if mine else ()):
             raise ArgumentError(
                 "`state` must be made by `init` of this optimizer, got one with other "
                 f"rules of a strategy for `{self.name}`. Use the same wrapped "
@@ -221,6 +219,12 @@ class Reducer:
                 f"got `{path}`, for which a rule of the strategy has no state. Pass "
                 "gradients of the same tree."
             )
+
+
+def _method(strategy: Strategy, path: str | None) -> tuple[str | None, SumMethod]:
+    """Return the method of a gradient, with its path if a rule matters there."""
+    method = SumMethod() if path is None else strategy.method_of(path)
+    return (None if method == SumMethod() else path), method
 
 
 class _Term(NamedTuple):

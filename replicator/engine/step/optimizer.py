@@ -11,6 +11,7 @@ Under accumulation the step runs once per microbatch with the optimizer's state
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
@@ -73,7 +74,7 @@ def wrap_optimizer(
     accumulate: int = 1,
     reduction: Reduction = "fast",
     axis_name: str = REPLICA_AXIS,
-    strategy: Strategy | None = None,
+    strategy: Strategy | Callable[[], Strategy | None] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Reduce gradients over all replicas and microbatches, then let `tx` update.
 
@@ -107,7 +108,8 @@ def wrap_optimizer(
         XLA.
       axis_name: Mesh axis of the replicas; another one for a mesh of your own.
       strategy: A strategy that replicates, whose rules decide how each gradient adds
-        up; `rep.wrap_optimizer` passes the replicator's.
+        up, or a function that returns it once it is known; `rep.wrap_optimizer` passes
+        the replicator's.
 
     Returns:
       An optax transformation whose state is an `OptimizerState`.
@@ -140,9 +142,13 @@ def wrap_optimizer(
             f"`reduction='ordered'`, got {axis_name!r}. Leave those out in a mesh of "
             "your own."
         )
-    check_kind("strategy", strategy, Strategy)
+    if not callable(strategy):
+        check_kind("strategy", strategy, Strategy)
     reducer = Reducer(
-        name=name, reduction=reduction, axis_name=axis_name, strategy=strategy
+        name=name,
+        reduction=reduction,
+        axis_name=axis_name,
+        strategy_fn=strategy if callable(strategy) else lambda: strategy,
     )
     wrapped = _Wrapped(
         tx=optax.with_extra_args_support(tx),
