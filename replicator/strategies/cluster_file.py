@@ -68,7 +68,7 @@ class Host:
       num_devices: Number of its devices that run a replica.
       gpus: Numbers of the GPUs that it gives; empty for all, or for other devices.
       cpus: Numbers of the CPUs that are devices where it has no GPU.
-      is_chief: Whether the launcher and the first process run there.
+      is_chief: Whether the first process runs there, whose address all others meet at.
       ssh: Settings with which ssh reaches it; None for the user's own.
       network_bytes_per_s: Bytes that it sends to other hosts a second.
     """
