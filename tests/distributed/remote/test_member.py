@@ -5,18 +5,33 @@ import json
 import os
 import pathlib
 import queue
+import select
+import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
+from replicator.distributed.remote import member as member_module
 from replicator.distributed.remote.bundle import remote_command, source_line
-from replicator.distributed.remote.frames import ORDER, frame
+from replicator.distributed.remote.frames import (
+    ENDED,
+    ORDER,
+    PREAMBLE,
+    SIGNAL,
+    Frames,
+    frame,
+)
 from replicator.distributed.remote.member import HostMember
+from replicator.distributed.report_progress import write_progress
 from tests.multiprocess.worker_processes import wait_dead, wait_until
 
 LONG_S = 60.0
@@ -51,7 +66,15 @@ class Host:
             **changes,
         }
 
-    def start(self, code, *arguments, lost_after_s=LONG_S, shell="{}", **changes):
+    def start(
+        self,
+        code,
+        *arguments,
+        lost_after_s=LONG_S,
+        shell="{}",
+        progress=None,
+        **changes,
+    ):
         command = shell.format(remote_command(sys.executable))
         member = HostMember(
             1,
@@ -61,7 +84,7 @@ class Host:
             lost_after_s=lost_after_s,
             was_used=False,
             folder=self.folder,
-            progress=self.steps.put,
+            progress=progress or self.steps.put,
             signal_asked=lambda: signal.SIGTERM,
             report=self.ends.put,
         )
@@ -76,7 +99,7 @@ class Host:
         with subprocess.Popen(
             ["sh", "-c", remote_command(sys.executable)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             start_new_session=True,
         ) as connected:
             connected.stdin.write(source_line() + frame(ORDER, order))
@@ -106,6 +129,12 @@ def host(tmp_path):
 def parent(pid):
     stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[1])
+
+
+def state_of(pid):
+    """Return the kernel's letter: S sleeps, Z has exited."""
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0]
 
 
 def wait_gone(pids):
@@ -139,6 +168,23 @@ def test_arguments_and_variables_arrive_byte_for_byte(host):
     arguments, environ = json.loads((host.folder / "got").read_text())
     assert arguments == AWKWARD
     assert {name: environ[name] for name in variables} == variables
+
+
+def test_words_are_the_same_bytes_in_any_locale_of_a_host(host, tmp_path):
+    make = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", f"{tmp_path}/latin"]
+    if not shutil.which("localedef") or subprocess.run(make, check=False).returncode:
+        pytest.skip("no locale of Latin letters can be made")
+    code = (
+        "import os, sys\n"
+        "words = [sys.getfilesystemencoding(), *sys.argv[1:], os.environ['NAME']]\n"
+        "open('got', 'w').write(' '.join(os.fsencode(each).hex() for each in words))"
+    )
+    latin = f"LOCPATH={tmp_path} LC_ALL=latin {{}}"
+    host.start(code, "é", "日", environment={"NAME": "é"}, shell=latin)
+    assert host.end().code == 0
+    got = (host.folder / "got").read_text().split()
+    assert bytes.fromhex(got[0]) == b"iso8859-1"
+    assert [bytes.fromhex(each).decode() for each in got[1:]] == ["é", "日", "é"]
 
 
 def test_output_arrives_byte_for_byte_behind_that_of_a_login_shell(host, capfdbinary):
@@ -198,6 +244,74 @@ def test_a_connection_that_is_cut_is_lost(host):
     os.kill(parent(host.here()[1]), signal.SIGKILL)
     assert b"`b` is lost: cut off" in host.end().last_lines[0]
     assert member.was_used
+
+
+def test_a_signal_that_comes_with_the_exit_hides_no_exit_code(host):
+    with host.without_launcher() as connected:
+        process, guard, _ = host.here()
+        os.kill(guard, signal.SIGSTOP)
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda: state_of(process) == "Z")
+        connected.stdin.write(frame(SIGNAL, b"15"))
+        connected.stdin.flush()
+        os.kill(guard, signal.SIGCONT)
+        received = connected.stdout.read()
+    assert (ENDED, b"-9") in Frames(PREAMBLE).feed(received)
+
+
+def test_an_order_may_come_late_on_a_socket_both_ways(host):
+    ours, its = socket.socketpair()
+    with (
+        ours,
+        subprocess.Popen(
+            shlex.split(remote_command(sys.executable)), stdin=its, stdout=its
+        ) as connected,
+    ):
+        its.close()
+        ours.sendall(source_line())
+        received = ours.recv(len(PREAMBLE), socket.MSG_WAITALL)
+        # Nothing more is sent until it waits for it.
+        wait_until(lambda: state_of(connected.pid) in "SZ")
+        times = {"lost_after_s": LONG_S, "beat_s": LONG_S}
+        order = json.dumps(host.order("raise SystemExit(7)", **times)).encode()
+        ours.sendall(frame(ORDER, order))
+        while data := ours.recv(1 << 16):
+            received += data
+    assert (ENDED, b"7") in Frames(PREAMBLE).feed(received)
+
+
+def test_progress_that_cannot_be_written_down_hides_no_end(host):
+    (host.folder / "file").write_text("")
+    host.start(
+        "import os; open(os.environ['REPLICATOR_PROGRESS_FILE'], 'w').write('7')",
+        progress=lambda step: write_progress(host.folder / "file" / "7", step),
+    )
+    assert host.end().code == 0
+
+
+def test_a_terminal_that_holds_up_the_launcher_loses_no_host(host, monkeypatch):
+    stalled_s = 0.0
+
+    class Terminal:
+        def write(self, data):
+            nonlocal stalled_s
+            if b"warning" in data and not stalled_s:
+                # Until the host has sent a beat; and far longer, as clocks show it.
+                select.select([host.members[0]._pipes[0][0]], [], [], LONG_S)
+                stalled_s = 1000.0
+
+        def flush(self):
+            pass
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stalled_s)
+    monkeypatch.setattr(member_module, "time", clock)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(buffer=Terminal()))
+    warn = f"while ! [ -e {host.folder}/here ]; do sleep 0.01; done; echo warning >&2"
+    host.start(HAS_CHILD, lost_after_s=8.0, shell=f"({warn}) & {{}}")
+    process, _, _ = host.here()
+    wait_until(lambda: stalled_s)
+    os.kill(process, signal.SIGKILL)
+    assert host.end().code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("victim", ["host guard", "its watcher"])
@@ -274,6 +388,11 @@ def test_a_folder_that_a_host_lacks_is_named(host):
     end = host.end()
     assert end.comes_again
     assert b"No such file or directory: /no/such/folder" in end.last_lines[0]
+
+
+def test_a_host_without_free_disk_is_named(host):
+    host.start("", secret="00" * 4096, shell="ulimit -f 1; {}")
+    assert b"free disk, got 'File too large'" in host.end().last_lines[0]
 
 
 def test_a_python_that_a_host_lacks_is_named(host):
