@@ -369,8 +369,8 @@ def test_the_secret_is_in_a_file_of_this_user_alone_and_gone_afterwards(host):
     )
     host.start(code, secret=secret.hex())
     assert host.end().code == 0
-    told = (host.folder / "got").read_text().strip()
-    assert told == f"{secret.hex()} False ['0o600', '0o700']"
+    got = (host.folder / "got").read_text().strip()
+    assert got == f"{secret.hex()} False ['0o600', '0o700']"
     left = pathlib.Path(tempfile.gettempdir()).glob(f"{host.owner}*")
     wait_until(lambda: not list(left))
 
