@@ -134,7 +134,8 @@ class Launcher:
         if self.process.poll() is not None:
             raise Failed(f"the run has ended: {self.lines[-20:]}")
         return any(
-            each["what"] == "step" and each["step"] >= step for each in self.records(rank)
+            each["what"] == "step" and each["step"] >= step
+            for each in self.records(rank)
         )
 
     def records(self, rank: int) -> Iterator[dict]:

@@ -100,7 +100,10 @@ def another_key_of_a_host(target: Target) -> None:
             run = _launch(folder, machine, *words, via=None, path=path)
             printed = run.communicate(timeout=4 * LONG_S)[0]
             log = (server.folder / "sshd.log").read_text()
-            hold(b"Somebody may stand in for it" in printed, f"the error is another: {printed!r}")
+            hold(
+                b"Somebody may stand in for it" in printed,
+                f"the error is another: {printed!r}",
+            )
             hold("Accepted" not in log, "the launcher has logged in")
             hold(not (folder / "got").exists(), "it runs there")
     except Unavailable as reason:

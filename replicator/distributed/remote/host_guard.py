@@ -9,7 +9,8 @@ for it, and kills it and all that it started, whatever their session, as soon as
 - nothing has come for `lost_after_s`: the launcher is suspended, or the network cut.
 
 Two processes: one does this, the other waits for its end, and then kills what is left;
-the first ends with it. So a kill of either leaves nothing behind. What an earlier
+the first ends with it. So a kill of either leaves nothing behind, nor does a stop of
+the first, once the pipe has ended. What an earlier
 attempt of the same process left here is killed before the next one starts.
 """
 
@@ -33,6 +34,8 @@ from replicator.distributed.remote.frames import Frames, Outbox, frame, read_som
 
 _SECRET_FILE = "REPLICATOR_RPC_SECRET_FILE"
 _PROGRESS_FILE = "REPLICATOR_PROGRESS_FILE"
+# Longer than a sweep (`guard._SWEEP_S`).
+_END_S = 12.0
 
 
 def main() -> None:
@@ -56,10 +59,23 @@ def main() -> None:
         guard.adopt_orphans()
         _serve(order, inbox, outbox, Path(folder), watcher)
     else:
-        os.waitpid(pid, 0)
+        _wait_or_kill(pid)
     guard.sweep_children()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
+
+
+def _wait_or_kill(pid: int) -> None:
+    """Wait for the end of the child that serves; kill it if it outlives the pipe."""
+    exited, poll = os.pidfd_open(pid), select.poll()
+    poll.register(exited, select.POLLIN)
+    poll.register(0, 0)  # its end alone: the child reads
+    if exited not in dict(poll.poll()):
+        # It was suspended, perhaps: one that runs ends by itself.
+        poll.unregister(0)
+        if not poll.poll(_END_S * 1e3):
+            os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _serve(

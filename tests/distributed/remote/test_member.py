@@ -322,6 +322,15 @@ def test_a_killed_guard_leaves_nothing_behind(host, victim):
         wait_gone([process, guard, child])
 
 
+@pytest.mark.slow
+def test_a_guard_that_is_stopped_outlives_no_launcher(host):
+    with host.without_launcher() as connected:
+        pids = host.here()
+        os.kill(pids[1], signal.SIGSTOP)
+        connected.stdin.close()
+        wait_gone(pids)
+
+
 def test_a_host_ends_all_when_its_launcher_is_silent(host):
     with host.without_launcher(lost_after_s=1.0) as connected:
         pids = host.here()
