@@ -1,146 +1,24 @@
 """A process behind a pipe, as behind ssh: bytes, codes, signals, and nothing left."""
 
-import contextlib
 import json
 import os
 import pathlib
-import queue
 import select
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from types import SimpleNamespace
 
 import pytest
 
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.remote import member as member_module
-from replicator.distributed.remote.bundle import remote_command, source_line
-from replicator.distributed.remote.frames import (
-    ENDED,
-    ORDER,
-    PREAMBLE,
-    SIGNAL,
-    Frames,
-    frame,
-)
-from replicator.distributed.remote.member import HostMember
 from replicator.distributed.report_progress import write_progress
-from tests.multiprocess.worker_processes import wait_dead, wait_until
-
-LONG_S = 60.0
-# A child that has left the session, and ignores what can be ignored.
-HAS_CHILD = (
-    "import os, signal, subprocess, sys, time\n"
-    "here = [os.getpid(), os.getppid()]\n"
-    "command = ['sh', '-c', 'trap \"\" TERM HUP INT; exec sleep 600']\n"
-    "here.append(subprocess.Popen(command, start_new_session=True).pid)\n"
-    "open('here', 'w').write(' '.join(map(str, here)) + '.')\n"
-    "signal.pause()\n"
-)
-
-
-class Host:
-    """A folder that a member runs in, through a shell of this host."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.owner = f"run-{uuid.uuid4().hex}"
-        self.ends = queue.SimpleQueue()
-        self.steps = queue.SimpleQueue()
-        self.members = []
-
-    def order(self, code, *arguments, **changes):
-        return {
-            "owner": self.owner,
-            "arguments": ["-c", code, *arguments],
-            "directory": str(self.folder),
-            "environment": {},
-            "secret": "",
-            **changes,
-        }
-
-    def start(
-        self,
-        code,
-        *arguments,
-        lost_after_s=LONG_S,
-        shell="{}",
-        progress=None,
-        **changes,
-    ):
-        command = shell.format(remote_command(sys.executable))
-        member = HostMember(
-            1,
-            "b",
-            ["sh", "-c", command],
-            self.order(code, *arguments, **changes),
-            lost_after_s=lost_after_s,
-            was_used=False,
-            folder=self.folder,
-            progress=progress or self.steps.put,
-            signal_asked=lambda: signal.SIGTERM,
-            report=self.ends.put,
-        )
-        self.members.append(member)
-        return member
-
-    @contextlib.contextmanager
-    def without_launcher(self, lost_after_s=LONG_S):
-        """Be a launcher that sends the order and then nothing."""
-        times = {"lost_after_s": lost_after_s, "beat_s": 0.2}
-        order = json.dumps(self.order(HAS_CHILD, **times)).encode()
-        with subprocess.Popen(
-            ["sh", "-c", remote_command(sys.executable)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        ) as connected:
-            connected.stdin.write(source_line() + frame(ORDER, order))
-            connected.stdin.flush()
-            yield connected
-
-    def end(self):
-        return self.ends.get(timeout=LONG_S)
-
-    def here(self):
-        """Wait for `HAS_CHILD`; return the ids of the process, its guard, its child."""
-        file = self.folder / "here"
-        wait_until(lambda: file.exists() and file.read_text().endswith("."))
-        return [int(pid) for pid in file.read_text()[:-1].split()]
-
-
-@pytest.fixture
-def host(tmp_path):
-    host = Host(tmp_path)
-    yield host
-    for member in host.members:
-        for _ in range(3):
-            member.kill()
-            member.join(LONG_S / 6)
-
-
-def parent(pid):
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
-
-
-def state_of(pid):
-    """Return the kernel's letter: S sleeps, Z has exited."""
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0]
-
-
-def wait_gone(pids):
-    """Wait, on a busy machine, too, until none of these processes is there."""
-    wait_dead(pids, within_s=LONG_S)
-
+from tests.distributed.remote.one_host import HAS_CHILD, LONG_S, parent, wait_gone
+from tests.multiprocess.worker_processes import wait_until
 
 AWKWARD = [
     "",
@@ -246,40 +124,6 @@ def test_a_connection_that_is_cut_is_lost(host):
     assert member.was_used
 
 
-def test_a_signal_that_comes_with_the_exit_hides_no_exit_code(host):
-    with host.without_launcher() as connected:
-        process, guard, _ = host.here()
-        os.kill(guard, signal.SIGSTOP)
-        os.kill(process, signal.SIGKILL)
-        wait_until(lambda: state_of(process) == "Z")
-        connected.stdin.write(frame(SIGNAL, b"15"))
-        connected.stdin.flush()
-        os.kill(guard, signal.SIGCONT)
-        received = connected.stdout.read()
-    assert (ENDED, b"-9") in Frames(PREAMBLE).feed(received)
-
-
-def test_an_order_may_come_late_on_a_socket_both_ways(host):
-    ours, its = socket.socketpair()
-    with (
-        ours,
-        subprocess.Popen(
-            shlex.split(remote_command(sys.executable)), stdin=its, stdout=its
-        ) as connected,
-    ):
-        its.close()
-        ours.sendall(source_line())
-        received = ours.recv(len(PREAMBLE), socket.MSG_WAITALL)
-        # Nothing more is sent until it waits for it.
-        wait_until(lambda: state_of(connected.pid) in "SZ")
-        times = {"lost_after_s": LONG_S, "beat_s": LONG_S}
-        order = json.dumps(host.order("raise SystemExit(7)", **times)).encode()
-        ours.sendall(frame(ORDER, order))
-        while data := ours.recv(1 << 16):
-            received += data
-    assert (ENDED, b"7") in Frames(PREAMBLE).feed(received)
-
-
 def test_progress_that_cannot_be_written_down_hides_no_end(host):
     (host.folder / "file").write_text("")
     host.start(
@@ -312,37 +156,6 @@ def test_a_terminal_that_holds_up_the_launcher_loses_no_host(host, monkeypatch):
     wait_until(lambda: stalled_s)
     os.kill(process, signal.SIGKILL)
     assert host.end().code == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("victim", ["host guard", "its watcher"])
-def test_a_killed_guard_leaves_nothing_behind(host, victim):
-    with host.without_launcher():
-        process, guard, child = host.here()
-        os.kill(guard if victim == "host guard" else parent(guard), signal.SIGKILL)
-        wait_gone([process, guard, child])
-
-
-@pytest.mark.slow
-def test_a_guard_that_is_stopped_outlives_no_launcher(host):
-    with host.without_launcher() as connected:
-        pids = host.here()
-        os.kill(pids[1], signal.SIGSTOP)
-        connected.stdin.close()
-        wait_gone(pids)
-
-
-def test_a_host_ends_all_when_its_launcher_is_silent(host):
-    with host.without_launcher(lost_after_s=1.0) as connected:
-        pids = host.here()
-        assert connected.wait(LONG_S) == 0
-        wait_gone(pids)
-
-
-def test_a_host_ends_all_when_its_launcher_is_gone(host):
-    with host.without_launcher() as connected:
-        pids = host.here()
-        connected.stdin.close()
-        wait_gone(pids)
 
 
 def test_the_next_attempt_ends_what_is_left_of_the_one_before(host):
