@@ -134,10 +134,11 @@ class Launcher:
         if self.process.poll() is not None:
             raise Failed(f"the run has ended: {self.lines[-20:]}")
         return any(
-            each["what"] == "step" and each["step"] >= step for each in self.told(rank)
+            each["what"] == "step" and each["step"] >= step
+            for each in self.records(rank)
         )
 
-    def told(self, rank: int) -> Iterator[dict]:
+    def records(self, rank: int) -> Iterator[dict]:
         """Yield what a process has reported."""
         label = f"[{rank}] {{"
         for line in list(self.lines):
@@ -155,8 +156,8 @@ class Launcher:
         self._reader.join()
         if code != 0:
             raise Failed(f"exit code {code}: {self.lines[-20:]}")
-        told = [list(self.told(rank))[-1] for rank in range(2)]
-        return [each["digest"] for each in told]
+        result = [list(self.records(rank))[-1] for rank in range(2)]
+        return [each["digest"] for each in result]
 
     def ssh(self, host: int) -> int:
         """Return the ssh that reaches a host."""
@@ -290,12 +291,12 @@ def main(argv: list[str]) -> None:
             case_s = time.monotonic()
             try:
                 bits = disturb(name, hosts)
-                told = "held" if bits == undisturbed else "OTHER BITS"
+                outcome = "held" if bits == undisturbed else "OTHER BITS"
             except Failed as reason:
-                told = f"FAILED: {reason}"
-            if told != "held":
+                outcome = f"FAILED: {reason}"
+            if outcome != "held":
                 failed.append(name)
-            print(f"{name}: {told} ({time.monotonic() - case_s:.1f} s)", flush=True)
+            print(f"{name}: {outcome} ({time.monotonic() - case_s:.1f} s)", flush=True)
     result = {"failures": len(failed), "cases": len(names), "failed": failed}
     print(json.dumps({**result, "seconds": round(time.monotonic() - began_s)}))
 

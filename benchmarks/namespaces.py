@@ -11,7 +11,7 @@ import uuid
 
 
 class Unavailable(Exception):
-    """This machine gives no network namespaces; says why."""
+    """This machine gives no network namespaces, for a reason."""
 
 
 class Namespaces:

@@ -98,9 +98,12 @@ def another_key_of_a_host(target: Target) -> None:
             path = server.environ["PATH"]
             words = ("stay.py", str(folder / "got"))
             run = _launch(folder, machine, *words, via=None, path=path)
-            told = run.communicate(timeout=4 * LONG_S)[0]
+            printed = run.communicate(timeout=4 * LONG_S)[0]
             log = (server.folder / "sshd.log").read_text()
-            hold(b"Somebody may stand in for it" in told, f"nobody was told: {told!r}")
+            hold(
+                b"Somebody may stand in for it" in printed,
+                f"the error is another: {printed!r}",
+            )
             hold("Accepted" not in log, "the launcher has logged in")
             hold(not (folder / "got").exists(), "it runs there")
     except Unavailable as reason:

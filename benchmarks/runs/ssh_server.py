@@ -43,7 +43,7 @@ Host *
 
 
 class Unavailable(Exception):
-    """sshd does not run here; says why."""
+    """sshd does not run here, for a reason."""
 
 
 class SshServer:
@@ -153,9 +153,9 @@ class SshServer:
         until_s = time.monotonic() + _START_S
         while "Server listening" not in (self.folder / "sshd.log").read_text():
             if self._process.poll() is not None or time.monotonic() > until_s:
-                told = (self.folder / "sshd.log").read_text().strip()
+                printed = (self.folder / "sshd.log").read_text().strip()
                 self.__exit__()
-                raise Unavailable(f"sshd does not start: {told}")
+                raise Unavailable(f"sshd does not start: {printed}")
             time.sleep(0.01)
 
 

@@ -34,8 +34,9 @@ def write_progress(path: Path, step: int) -> None:
     try:
         aside.write_text(str(step))
         aside.replace(path)
-    except FileNotFoundError:
-        # The launcher, and its folder, are gone: this process ends soon, too.
+    except OSError:
+        # The launcher's folder is gone, and this process ends soon, too; or the disk is
+        # full, which must not end a run that needs it no more than this.
         return
 
 

@@ -203,11 +203,12 @@ def _check_addresses(rows: list[_Row]) -> None:
 
 
 def _is_loopback(address: str) -> bool:
-    name = address.rpartition("@")[2].strip("[]").lower()
+    name = address.rpartition("@")[2].strip("[].").lower().removeprefix("::ffff:")
     try:
         found = ipaddress.ip_address(name)
     except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
+        # `127.1` is no address in Python, but one to a resolver.
+        return bool(re.fullmatch(r"(.+\.)?localhost|127(\.\d+)*", name))
     return found.is_loopback or found.is_unspecified
 
 

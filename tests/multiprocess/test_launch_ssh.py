@@ -126,20 +126,22 @@ def test_a_kill_leaves_nothing_on_any_host(tmp_path, server, victim):
         group.wait_until_none_is_left()
 
 
-def test_the_end_of_one_run_leaves_another_on_its_hosts_alone(tmp_path, server):
+@pytest.mark.parametrize("shared", ["", "  ControlMaster auto\n  ControlPath {}/%C"])
+def test_the_end_of_one_run_leaves_another_on_its_hosts_alone(tmp_path, server, shared):
+    config = server.folder / "config"
+    config.write_text(config.read_text() + shared.format(server.folder))
     train = script(tmp_path, FOREVER)
     cluster = machine(tmp_path)
-    with (
-        launched(server, cluster, train) as one,
-        launched(server, cluster, train) as two,
-    ):
-        for group in (one, two):
-            group.wait_for("ready 0", count=2)
-        one.tell(signal.SIGTERM)
-        one.wait()
-        wait_gone([one.pid_of(rank) for rank in range(2)])
-        kept = [two.pid_of(rank) for rank in range(2)]
-        assert all(pathlib.Path(f"/proc/{pid}").exists() for pid in kept)
+    with launched(server, cluster, train) as one:
+        one.wait_for("ready 0", count=2)
+        with launched(server, cluster, train) as two:
+            two.wait_for("ready 0", count=2)
+            one.tell(signal.SIGTERM)
+            one.wait()
+            wait_gone([one.pid_of(rank) for rank in range(2)])
+            two.tell(signal.SIGTERM)
+            assert two.wait() == 128 + signal.SIGTERM
+    assert "is lost" not in two.text
 
 
 @pytest.mark.parametrize("trouble", ["no key", "another key", "no login", "no sshd"])

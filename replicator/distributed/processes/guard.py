@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -116,9 +116,9 @@ def name_process(name: str) -> None:
 
 
 def start(
-    command: list[str],
+    command: Sequence[str | bytes],
     *,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
     stdin: int | None = None,
     stdout: int | None = None,
     stderr: int | None = None,

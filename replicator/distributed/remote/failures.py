@@ -30,7 +30,9 @@ _KNOWN = (
         "Start it and its sshd, or correct its `address` and `port`",
     ),
     (
-        "not found|No such file or directory|Python must be",
+        # As shells word it; other files may be missing in a login that works.
+        "(?i)python.*(not found|no such file|permission denied)"
+        "|(not found|no such file|unknown command).*python|python must be",
         "have Python 3.11 or newer at the same path",
         "Name its environment as `python_venv`",
     ),

@@ -9,7 +9,8 @@ for it, and kills it and all that it started, whatever their session, as soon as
 - nothing has come for `lost_after_s`: the launcher is suspended, or the network cut.
 
 Two processes: one does this, the other waits for its end, and then kills what is left;
-the first ends with it. So a kill of either leaves nothing behind. What an earlier
+the first ends with it. So a kill of either leaves nothing behind, nor does a stop of
+the first, once the pipe has ended. What an earlier
 attempt of the same process left here is killed before the next one starts.
 """
 
@@ -33,6 +34,8 @@ from replicator.distributed.remote.frames import Frames, Outbox, frame, read_som
 
 _SECRET_FILE = "REPLICATOR_RPC_SECRET_FILE"
 _PROGRESS_FILE = "REPLICATOR_PROGRESS_FILE"
+# Longer than a sweep (`guard._SWEEP_S`).
+_END_S = 12.0
 
 
 def main() -> None:
@@ -56,38 +59,56 @@ def main() -> None:
         guard.adopt_orphans()
         _serve(order, inbox, outbox, Path(folder), watcher)
     else:
-        os.waitpid(pid, 0)
+        _wait_or_kill(pid)
     guard.sweep_children()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
+def _wait_or_kill(pid: int) -> None:
+    """Wait for the end of the child that serves; kill it if it outlives the pipe."""
+    exited, poll = os.pidfd_open(pid), select.poll()
+    poll.register(exited, select.POLLIN)
+    poll.register(0, 0)  # its end alone: the child reads
+    if exited not in dict(poll.poll()):
+        # It was suspended, perhaps: one that runs ends by itself.
+        poll.unregister(0)
+        if not poll.poll(_END_S * 1e3):
+            os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def _serve(
     order: dict[str, Any], inbox: Frames, outbox: Outbox, folder: Path, watcher: int
 ) -> None:
-    try:
+    with contextlib.suppress(OSError):  # nobody reads
         watched = os.pidfd_open(watcher)
-        child = _start(order, folder)
-        _HostGuard(child, order, inbox, outbox, folder / "progress").run(watched)
-    except OSError as error:  # nothing was started, or nobody reads
-        reason = f"{error.strerror}: {error.filename}"
-        with contextlib.suppress(OSError):
-            outbox.put(frame(frames.REFUSED, reason.encode()))
+        try:
+            child = _start(order, folder)
+        except OSError as error:
+            where = f": {os.fsdecode(error.filename)}" if error.filename else ""
+            outbox.put(frame(frames.REFUSED, _encoded(f"{error.strerror}{where}")))
             outbox.flush()
+            return
+        _HostGuard(child, order, inbox, outbox, folder / "progress").run(watched)
 
 
 def _read_order(inbox: Frames) -> dict[str, Any] | None:
     """Return the order; None if the pipe ends before it."""
     # Before it is carried out a launcher sends nothing else but beats.
-    while data := os.read(0, 1 << 16):
-        for kind, payload in inbox.feed(data):
+    while True:
+        select.select([0], [], [])
+        # Where it is one socket with the output, it does not block, either.
+        data = read_some(0)
+        if data == b"":
+            return None
+        for kind, payload in inbox.feed(data or b""):
             if kind == frames.ORDER:
                 return json.loads(payload)
-    return None
 
 
 def _start(order: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **order["environment"]}
+    environment = dict(order["environment"])
     environment[sweep.MARK] = f"{order['owner']}:"
     environment[_PROGRESS_FILE] = str(folder / "progress")
     if order["secret"]:
@@ -95,14 +116,19 @@ def _start(order: dict[str, Any], folder: Path) -> subprocess.Popen[bytes]:
         secret.touch(mode=0o600)
         secret.write_bytes(bytes.fromhex(order["secret"]))
         environment[_SECRET_FILE] = str(secret)
-    os.chdir(order["directory"])
+    os.chdir(_encoded(order["directory"]))
+    # The launcher's bytes, whatever the locale here.
     return guard.start(
-        [sys.executable, *order["arguments"]],
-        env=environment,
+        [sys.executable, *map(_encoded, order["arguments"])],
+        env=os.environb | {_encoded(n): _encoded(v) for n, v in environment.items()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
 
 
 class _HostGuard:
@@ -127,6 +153,8 @@ class _HostGuard:
             child.stderr.fileno(): frames.ERR,
         }
         self._exited = os.pidfd_open(child.pid)
+        # Not `child.returncode`: a signal for one that is gone sets that.
+        self._has_ended = False
         self._received_s = self._sent_s = time.monotonic()
 
     def run(self, watched: int) -> None:
@@ -136,13 +164,13 @@ class _HostGuard:
           watched: A pidfd; also return when its process has ended.
         """
         self._outbox.put(frame(frames.BEGUN))
-        while self._child.returncode is None or self._outbox:
+        while not self._has_ended or self._outbox:
             ready = self._wait(watched)
             if watched in ready or not self._receives(0 in ready):
                 return
             for descriptor in ready & self._streams.keys():
                 self._pass_on(descriptor)
-            if self._exited in ready and self._child.returncode is None:
+            if self._exited in ready:
                 self._end()
             if time.monotonic() - self._sent_s >= self._beat_s:
                 self._sent_s = time.monotonic()
@@ -155,7 +183,7 @@ class _HostGuard:
             poll.register(descriptor, select.POLLIN)
         if self._outbox:
             poll.register(self._outbox.descriptor, select.POLLOUT)
-        if self._child.returncode is None:
+        if not self._has_ended:
             poll.register(self._exited, select.POLLIN)
         # A launcher whose terminal takes nothing holds the command up, as on one host.
         if not self._outbox.is_full:
@@ -183,6 +211,7 @@ class _HostGuard:
             del self._streams[descriptor]
 
     def _end(self) -> None:
+        self._has_ended = True
         code = self._child.wait()
         # All that could write is dead after this: the pipes hold what is left.
         guard.sweep_children()

@@ -181,18 +181,19 @@ class HostMember:
         ready: set[int] = set()
         while self._process.exited not in ready:
             ready = {descriptor for descriptor, _ in poll.poll(self._beat_s * 1e3)}
+            # Before a terminal may hold up this thread: what comes meanwhile counts.
+            now_s = time.monotonic()
             for descriptor in ready & takers.keys():
                 data = read_some(descriptor)
                 if data:
                     takers[descriptor](data)
                 else:  # at its end a pipe is always ready
                     poll.unregister(descriptor)
-            # What has come counts, however long a terminal held up this thread.
             if frames_from in ready:
                 received_s = time.monotonic()
                 continue
             longest_s = self._lost_after_s if self._has_begun else _START_S
-            if time.monotonic() - received_s > longest_s:
+            if now_s - received_s > longest_s:
                 self._how_lost = f"timed out, silent for {longest_s:g} s"
                 self._process.end()
 
@@ -226,9 +227,10 @@ class HostMember:
         """Describe a connection that ended before the process did."""
         if self._refused:
             return (
-                f"host `{self._host}` must have the folder and the Python of this one, "
-                f"got {self._refused!r}. Copy the folder, or name `python_venv`."
-            ), True
+                f"host `{self._host}` must have this one's folder and Python, and free "
+                f"disk, got {self._refused!r}. Copy the folder, name `python_venv`, or "
+                "free some."
+            ), not self.was_used
         if not self._has_begun:
             printed += [self._how_lost] if self._how_lost else []
             return describe_unusable(self._host, printed, was_used=self.was_used)

@@ -107,6 +107,8 @@ def connection(
         words = [word.replace("{host}", host.address) for word in shlex.split(via)]
         return [*words, remote_command]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
+    # It may use a connection of the user's, but no other run goes through this one's.
+    options += ["-o", "ControlMaster=no"]
     for flag, value in (("-l", host.user), ("-i", host.key_file), ("-p", host.port)):
         options += [] if value is None else [flag, str(value)]
     # An IPv6 address is in brackets only where a port may follow.

@@ -64,3 +64,10 @@ def test_a_pipe_that_nobody_reads_is_an_error():
 def test_what_is_too_long_to_be_a_frame_takes_no_memory():
     with pytest.raises(ValueError, match="4294967295 bytes"):
         Frames().feed(b"1\xff\xff\xff\xffx")
+
+
+def test_text_after_the_last_frame_hides_none():
+    frames = Frames()
+    assert frames.feed(frame(b"e", b"7") + b"Goodbye\n") == [(b"e", b"7")]
+    with pytest.raises(ValueError, match="bytes"):
+        frames.feed(b"x")

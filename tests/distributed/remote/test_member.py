@@ -1,117 +1,24 @@
 """A process behind a pipe, as behind ssh: bytes, codes, signals, and nothing left."""
 
-import contextlib
 import json
 import os
 import pathlib
-import queue
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import uuid
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
-from replicator.distributed.remote.bundle import remote_command, source_line
-from replicator.distributed.remote.frames import ORDER, frame
-from replicator.distributed.remote.member import HostMember
-from tests.multiprocess.worker_processes import wait_dead, wait_until
-
-LONG_S = 60.0
-# A child that has left the session, and ignores what can be ignored.
-HAS_CHILD = (
-    "import os, signal, subprocess, sys, time\n"
-    "here = [os.getpid(), os.getppid()]\n"
-    "command = ['sh', '-c', 'trap \"\" TERM HUP INT; exec sleep 600']\n"
-    "here.append(subprocess.Popen(command, start_new_session=True).pid)\n"
-    "open('here', 'w').write(' '.join(map(str, here)) + '.')\n"
-    "signal.pause()\n"
-)
-
-
-class Host:
-    """A folder that a member runs in, through a shell of this host."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.owner = f"run-{uuid.uuid4().hex}"
-        self.ends = queue.SimpleQueue()
-        self.steps = queue.SimpleQueue()
-        self.members = []
-
-    def order(self, code, *arguments, **changes):
-        return {
-            "owner": self.owner,
-            "arguments": ["-c", code, *arguments],
-            "directory": str(self.folder),
-            "environment": {},
-            "secret": "",
-            **changes,
-        }
-
-    def start(self, code, *arguments, lost_after_s=LONG_S, shell="{}", **changes):
-        command = shell.format(remote_command(sys.executable))
-        member = HostMember(
-            1,
-            "b",
-            ["sh", "-c", command],
-            self.order(code, *arguments, **changes),
-            lost_after_s=lost_after_s,
-            was_used=False,
-            folder=self.folder,
-            progress=self.steps.put,
-            signal_asked=lambda: signal.SIGTERM,
-            report=self.ends.put,
-        )
-        self.members.append(member)
-        return member
-
-    @contextlib.contextmanager
-    def without_launcher(self, lost_after_s=LONG_S):
-        """Be a launcher that sends the order and then nothing."""
-        times = {"lost_after_s": lost_after_s, "beat_s": 0.2}
-        order = json.dumps(self.order(HAS_CHILD, **times)).encode()
-        with subprocess.Popen(
-            ["sh", "-c", remote_command(sys.executable)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as connected:
-            connected.stdin.write(source_line() + frame(ORDER, order))
-            connected.stdin.flush()
-            yield connected
-
-    def end(self):
-        return self.ends.get(timeout=LONG_S)
-
-    def here(self):
-        """Wait for `HAS_CHILD`; return the ids of the process, its guard, its child."""
-        file = self.folder / "here"
-        wait_until(lambda: file.exists() and file.read_text().endswith("."))
-        return [int(pid) for pid in file.read_text()[:-1].split()]
-
-
-@pytest.fixture
-def host(tmp_path):
-    host = Host(tmp_path)
-    yield host
-    for member in host.members:
-        for _ in range(3):
-            member.kill()
-            member.join(LONG_S / 6)
-
-
-def parent(pid):
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
-
-
-def wait_gone(pids):
-    """Wait, on a busy machine, too, until none of these processes is there."""
-    wait_dead(pids, within_s=LONG_S)
-
+from replicator.distributed.remote import member as member_module
+from replicator.distributed.report_progress import write_progress
+from tests.distributed.remote.one_host import HAS_CHILD, LONG_S, parent, wait_gone
+from tests.multiprocess.worker_processes import wait_until
 
 AWKWARD = [
     "",
@@ -139,6 +46,23 @@ def test_arguments_and_variables_arrive_byte_for_byte(host):
     arguments, environ = json.loads((host.folder / "got").read_text())
     assert arguments == AWKWARD
     assert {name: environ[name] for name in variables} == variables
+
+
+def test_words_are_the_same_bytes_in_any_locale_of_a_host(host, tmp_path):
+    make = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", f"{tmp_path}/latin"]
+    if not shutil.which("localedef") or subprocess.run(make, check=False).returncode:
+        pytest.skip("no locale of Latin letters can be made")
+    code = (
+        "import os, sys\n"
+        "words = [sys.getfilesystemencoding(), *sys.argv[1:], os.environ['NAME']]\n"
+        "open('got', 'w').write(' '.join(os.fsencode(each).hex() for each in words))"
+    )
+    latin = f"LOCPATH={tmp_path} LC_ALL=latin {{}}"
+    host.start(code, "é", "日", environment={"NAME": "é"}, shell=latin)
+    assert host.end().code == 0
+    got = (host.folder / "got").read_text().split()
+    assert bytes.fromhex(got[0]) == b"iso8859-1"
+    assert [bytes.fromhex(each).decode() for each in got[1:]] == ["é", "日", "é"]
 
 
 def test_output_arrives_byte_for_byte_behind_that_of_a_login_shell(host, capfdbinary):
@@ -200,26 +124,38 @@ def test_a_connection_that_is_cut_is_lost(host):
     assert member.was_used
 
 
-@pytest.mark.parametrize("victim", ["host guard", "its watcher"])
-def test_a_killed_guard_leaves_nothing_behind(host, victim):
-    with host.without_launcher():
-        process, guard, child = host.here()
-        os.kill(guard if victim == "host guard" else parent(guard), signal.SIGKILL)
-        wait_gone([process, guard, child])
+def test_progress_that_cannot_be_written_down_hides_no_end(host):
+    (host.folder / "file").write_text("")
+    host.start(
+        "import os; open(os.environ['REPLICATOR_PROGRESS_FILE'], 'w').write('7')",
+        progress=lambda step: write_progress(host.folder / "file" / "7", step),
+    )
+    assert host.end().code == 0
 
 
-def test_a_host_ends_all_when_its_launcher_is_silent(host):
-    with host.without_launcher(lost_after_s=1.0) as connected:
-        pids = host.here()
-        assert connected.wait(LONG_S) == 0
-        wait_gone(pids)
+def test_a_terminal_that_holds_up_the_launcher_loses_no_host(host, monkeypatch):
+    stalled_s = 0.0
 
+    class Terminal:
+        def write(self, data):
+            nonlocal stalled_s
+            if b"warning" in data and not stalled_s:
+                # Until the host has sent a beat; and far longer, as clocks show it.
+                select.select([host.members[0]._pipes[0][0]], [], [], LONG_S)
+                stalled_s = 1000.0
 
-def test_a_host_ends_all_when_its_launcher_is_gone(host):
-    with host.without_launcher() as connected:
-        pids = host.here()
-        connected.stdin.close()
-        wait_gone(pids)
+        def flush(self):
+            pass
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stalled_s)
+    monkeypatch.setattr(member_module, "time", clock)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(buffer=Terminal()))
+    warn = f"while ! [ -e {host.folder}/here ]; do sleep 0.01; done; echo warning >&2"
+    host.start(HAS_CHILD, lost_after_s=8.0, shell=f"({warn}) & {{}}")
+    process, _, _ = host.here()
+    wait_until(lambda: stalled_s)
+    os.kill(process, signal.SIGKILL)
+    assert host.end().code == -signal.SIGKILL
 
 
 def test_the_next_attempt_ends_what_is_left_of_the_one_before(host):
@@ -255,8 +191,8 @@ def test_the_secret_is_in_a_file_of_this_user_alone_and_gone_afterwards(host):
     )
     host.start(code, secret=secret.hex())
     assert host.end().code == 0
-    told = (host.folder / "got").read_text().strip()
-    assert told == f"{secret.hex()} False ['0o600', '0o700']"
+    got = (host.folder / "got").read_text().strip()
+    assert got == f"{secret.hex()} False ['0o600', '0o700']"
     left = pathlib.Path(tempfile.gettempdir()).glob(f"{host.owner}*")
     wait_until(lambda: not list(left))
 
@@ -274,6 +210,11 @@ def test_a_folder_that_a_host_lacks_is_named(host):
     end = host.end()
     assert end.comes_again
     assert b"No such file or directory: /no/such/folder" in end.last_lines[0]
+
+
+def test_a_host_without_free_disk_is_named(host):
+    host.start("", secret="00" * 4096, shell="ulimit -f 1; {}")
+    assert b"free disk, got 'File too large'" in host.end().last_lines[0]
 
 
 def test_a_python_that_a_host_lacks_is_named(host):

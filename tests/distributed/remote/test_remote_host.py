@@ -36,6 +36,7 @@ def test_ssh_never_asks_and_takes_no_name_for_an_option():
     words = connection(host, "true")
     assert "BatchMode=yes" in words
     assert "ConnectTimeout=10" in words
+    assert "ControlMaster=no" in words
     assert words[words.index("--") :] == ["--", "b", "true"]
     assert words[words.index("-l") :][:6] == [
         *("-l", "jane", "-i", "~/.ssh/key", "-p", "2222")
