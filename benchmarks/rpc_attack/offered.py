@@ -2,16 +2,18 @@
 
 One program, in this process, whose one node has a learner that runs, tables, the
 central inference, variables, a cacher before these, a registry of addresses, an actor,
-and a rendezvous that begins anew. The line that it writes says where, as JSON; it ends
-with its input. `CALLS` is what may be asked of each.
+a keeper of copies, and a rendezvous that begins anew. The line that it writes says
+where, as JSON; it ends with its input. `CALLS` is what may be asked of each.
 """
 
 import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +22,7 @@ import numpy as np
 
 import replicator.launchpad_bridge as lp
 from replicator.base.host.fake_devices import fake_devices
+from replicator.checkpoint.copies.keeper import VARIABLE, serve_keeper
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.meeting.server import serve as serve_rendezvous
 from replicator.distributed.processes.ports import free_port
@@ -53,6 +56,7 @@ _ACT: dict[str, Any] = {
 _GET: dict[str, Any] = {"names": ["params"], "newer_than": 0, "timeout_s": 0.0}
 _GET_VERSION: dict[str, Any] = {"version": 0, "timeout_s": 0.0}
 _TABLE = [("take", _TAKE), ("begin", {"cut": None}), ("statistics", {})]
+_COPY: dict[str, Any] = {"line": "b", "process": 0, "step": 1}
 _INSERT_ALL = _INSERT | {"number": 0, "snapshot": b"", "episodes": [1.0]}
 
 CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -75,6 +79,18 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("find", {"planned": "unix:a", "timeout_s": 0.0}),
     ],
     "actor": [("statistics", {})],
+    "keeper": [
+        ("take_over", {"run": "a", "before": "", "line": "b"}),
+        ("begin", _COPY | {"num_bytes": 8, "last": -1}),
+        ("add", _COPY | {"data": [np.zeros(8, np.uint8)]}),
+        ("complete", _COPY | {"tree": {"about": {}, "pieces": []}}),
+        ("held", {"line": "b"}),
+        ("drop", {"line": "b", "above": 0}),
+    ],
+    "pieces": [
+        ("offer_pieces", {"name": "b/0/1"}),
+        ("read_pieces", {"name": "b/0/1", "parts": [[0, 0, 8]]}),
+    ],
 }
 """Calls of each service, with a good value for every argument."""
 
@@ -198,6 +214,9 @@ def offer() -> None:
         places = {name: _serve(stack, name, each) for name, each in objects.items()}
         cacher = Cacher(stack.enter_context(Client(places["variables"])), 3600, 7200)
         places["cacher"] = _serve(stack, "cacher", cacher)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        variables = stack.enter_context(serve_keeper(folder, most_bytes=1 << 20))
+        places["keeper"] = places["pieces"] = variables[VARIABLE]
         for run in (learner.run, inference.run):
             threading.Thread(target=run, daemon=True).start()
         threading.Thread(target=_meet, args=[port], daemon=True).start()

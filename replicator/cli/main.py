@@ -71,8 +71,8 @@ def make_parser(commands: Sequence[str] | None = None) -> argparse.ArgumentParse
     Args:
       commands: Their names, all by default; their modules are imported.
 
-    >>> make_parser(["report"]).parse_args(["report", "runs/a"]).directory.name
-    'a'
+    >>> make_parser(["report"]).parse_args(["report", "runs/a"]).directory
+    'runs/a'
     """
     parser = argparse.ArgumentParser(
         prog="replicator",

@@ -158,7 +158,7 @@ def offer_pieces(server: Server, find: Callable[[str], Offered | None]) -> Serve
       The server.
     """
     giver = _Giver(find)
-    return server.bind(_OFFER, giver.offer).bind(_READ, giver.read)
+    return server.bind(_OFFER, giver.offer_pieces).bind(_READ, giver.read_pieces)
 
 
 def _is_size(value: Any) -> bool:
@@ -177,13 +177,15 @@ class _Giver:
 
     @idempotent
     @accepts(name=text())
-    def offer(self, name: str) -> dict[str, Json] | None:
+    def offer_pieces(self, name: str) -> dict[str, Json] | None:
         found = self._find(name)
         return None if found is None else found[0].as_json()
 
     @idempotent
     @accepts(name=text(), parts=items("parts of pieces", _is_part, _MOST_PARTS))
-    def read(self, name: str, parts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    def read_pieces(
+        self, name: str, parts: Sequence[Sequence[int]]
+    ) -> list[np.ndarray]:
         found = self._find(name)
         if found is None:  # it was offered a moment ago
             raise LookupError(f"`{name}` is not offered any more")

@@ -13,6 +13,8 @@ import replicator.launchpad_bridge as lp
 from benchmarks.rpc_attack.methods import ATTACKS
 from benchmarks.rpc_attack.offered import CALLS
 from replicator.base.accepts import accepted_by
+from replicator.checkpoint.copies.keeper import Keeper
+from replicator.distributed.piece_transfer import _Giver
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.addresses.address_books import OfferedRegistry
 from replicator.launchpad_bridge.compat.courier_node import CourierNode
@@ -30,6 +32,8 @@ SERVED = {
     Cacher: "cacher",
     OfferedRegistry: "registry",
     lp.Actor: "actor",
+    Keeper: "keeper",
+    _Giver: "pieces",
 }
 PACKAGE = Path(replicator.__file__).parent
 SERVING = {"CourierNode", "Server", "RpcServer"}

@@ -19,7 +19,7 @@ def check_rules(strategy: Strategy, optimizers: Sequence[OptimizerState]) -> Non
       ArgumentError: An optimizer was wrapped with other rules, or without; or a rule
         matches none of their parameters.
 
-    >>> check_rules(data_parallel(), [])
+    >>> check_rules(replicator.strategies.data_parallel(), [])
     """
     paths: list[str] = []
     for each in optimizers:

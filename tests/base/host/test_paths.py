@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.cli import certificates, demo, doctor, report
+from replicator.errors import ArgumentError
 from replicator.hooks import StateCallback, every
 from replicator.inputs.options import InputOptions
 from replicator.monitoring.events import EventLog, read_events
@@ -136,7 +138,6 @@ COMMANDS = {
     "certificates": (certificates, ["--hosts=h", "~/a"], "folder"),
     "demo": (demo, ["--directory=~/a"], "directory"),
     "doctor": (doctor, ["--directory=~/a"], "directory"),
-    "report": (report, ["~/a"], "directory"),
 }
 
 
@@ -147,3 +148,10 @@ def test_a_command_that_no_shell_expanded_does_it_itself(home, name):
     command.add_arguments(parser)
     found, _ = parser.parse_known_args(words)
     assert getattr(found, argument) == home / "a"
+
+
+def test_a_report_of_a_folder_at_home_is_looked_for_there(home):
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    with pytest.raises(ArgumentError, match=re.escape(str(home / "a"))):
+        report.main(parser.parse_args(["~/a"]))

@@ -93,6 +93,7 @@ def test_its_options_of_a_run_have_the_types_and_defaults_of_run():
         "init_state",
         "auto_microbatch",
         "memory_limit_bytes",
+        "memory_copy_every",  # in the memory of `replicator launch`
         "node",
     }
     assert of_run.keys() - of_node.keys() - {"self"} == left_out
