@@ -1,6 +1,7 @@
 """Strategies: how a step and its state are spread over devices, as data."""
 
 from replicator.base.padded import Padded, unpadded
+from replicator.strategies import autodist
 from replicator.strategies.builders import (
     Rules,
     data_parallel,
@@ -40,6 +41,7 @@ __all__ = [
     "Strategy",
     "Traffic",
     "Variable",
+    "autodist",
     "data_parallel",
     "forecast",
     "from_json",
