@@ -7,11 +7,11 @@ import numpy as np
 import optax
 import pytest
 
-from replicator.cli.report_page import plots
-from replicator.cli.report_page.markup import Markup, element
-from replicator.cli.report_page.page import make_page, time_spent, write_report
-from replicator.cli.report_page.run_files import read_run
-from tests.cli.report_page.runs import HOSTILE, make_run, rows, write_rows
+from replicator.cli.look.report_page import plots
+from replicator.cli.look.report_page.markup import Markup, element
+from replicator.cli.look.report_page.page import make_page, time_spent, write_report
+from replicator.cli.look.report_page.run_files import read_run
+from tests.cli.look.report_page.runs import HOSTILE, make_run, rows, write_rows
 from tests.steps import regression_batch, replicas, trainer
 
 
@@ -42,7 +42,7 @@ def _no_plotly(monkeypatch):
     # 2 MB that these tests need not parse; test_chromium.py runs the real one.
     nothing = element("script", type="text/plain", id="plotly")
     monkeypatch.setattr(
-        "replicator.cli.report_page.page.plotly_script", lambda: nothing
+        "replicator.cli.look.report_page.page.plotly_script", lambda: nothing
     )
 
 

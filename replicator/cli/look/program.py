@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from replicator.cli.program_view import (
+from replicator.cli.look.program_view import (
     HEADER,
     RIGHT,
     last_line,

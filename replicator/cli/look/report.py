@@ -6,7 +6,7 @@ from pathlib import Path
 
 from replicator.base.host.paths import expanded
 from replicator.checkpoint.buckets.url import is_bucket_url, parse_url
-from replicator.cli.report_page.page import write_report
+from replicator.cli.look.report_page.page import write_report
 from replicator.training.reports.uploads import download_run
 
 SUMMARY = "Write a page of a run's curves, events and environment"

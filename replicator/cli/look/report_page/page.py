@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from replicator.base.version import __version__
-from replicator.cli.report_page import sections
-from replicator.cli.report_page.checkpoints import list_checkpoints
-from replicator.cli.report_page.curves import make_curves
-from replicator.cli.report_page.markup import Markup, element, raw
-from replicator.cli.report_page.plots import cards, plot_data, plotly_script
-from replicator.cli.report_page.run_files import RunFiles, read_run
+from replicator.cli.look.report_page import sections
+from replicator.cli.look.report_page.checkpoints import list_checkpoints
+from replicator.cli.look.report_page.curves import make_curves
+from replicator.cli.look.report_page.markup import Markup, element, raw
+from replicator.cli.look.report_page.plots import cards, plot_data, plotly_script
+from replicator.cli.look.report_page.run_files import RunFiles, read_run
 from replicator.monitoring.goodput import Goodput, goodput
 
 # The browser itself refuses all requests of the page, or of a name in it.
@@ -103,5 +103,5 @@ def _made(run: RunFiles) -> str:
 
 
 def _asset(name: str) -> str:
-    files = resources.files("replicator.cli.report_page")
+    files = resources.files("replicator.cli.look.report_page")
     return (files / name).read_text(encoding="utf-8")

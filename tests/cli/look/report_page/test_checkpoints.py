@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from replicator.checkpoint import CheckpointStore, Snapshot
-from replicator.cli.report_page.checkpoints import list_checkpoints
-from replicator.cli.report_page.run_files import read_run
-from tests.cli.report_page.runs import make_run
+from replicator.cli.look.report_page.checkpoints import list_checkpoints
+from replicator.cli.look.report_page.run_files import read_run
+from tests.cli.look.report_page.runs import make_run
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from replicator.cli.program_view import (
+from replicator.cli.look.program_view import (
     HEADER,
     last_line,
     line_above,

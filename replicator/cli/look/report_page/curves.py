@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from replicator.cli.report_page.run_files import MetricRow
+from replicator.cli.look.report_page.run_files import MetricRow
 
 _MOST_POINTS, _MOST_EARLIER_POINTS = 500, 150
 _MOST_EARLIER = 5

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replicator.cli.report_page import formats
-from replicator.cli.report_page.checkpoints import CheckpointLine
-from replicator.cli.report_page.curves import MetricCurve, training_s
-from replicator.cli.report_page.markup import Markup, element
-from replicator.cli.report_page.run_files import LeftFile, RunFiles
+from replicator.cli.look.report_page import formats
+from replicator.cli.look.report_page.checkpoints import CheckpointLine
+from replicator.cli.look.report_page.curves import MetricCurve, training_s
+from replicator.cli.look.report_page.markup import Markup, element
+from replicator.cli.look.report_page.run_files import LeftFile, RunFiles
 from replicator.monitoring.goodput import Goodput
 
 # Kinds of events that are shown first; `saved` and the like are the rest.

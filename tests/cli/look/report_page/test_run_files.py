@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from replicator.cli.report_page.run_files import read_run
+from replicator.cli.look.report_page.run_files import read_run
 from replicator.errors import ArgumentError
-from tests.cli.report_page.runs import make_run, write_rows
+from tests.cli.look.report_page.runs import make_run, write_rows
 
 
 def test_a_whole_run_is_read_without_a_word(tmp_path):

@@ -1,7 +1,7 @@
 """`replicator report`: where the page goes, and what is no run."""
 
 from replicator.cli import main as cli
-from tests.cli.report_page.runs import make_run
+from tests.cli.look.report_page.runs import make_run
 
 
 def test_the_page_is_in_the_directory_by_default(tmp_path, capsys):

@@ -2,9 +2,9 @@
 
 import jax
 
-from replicator.cli import devices
 from replicator.cli import main as cli
 from replicator.cli.checks.speeds import measure_speeds
+from replicator.cli.look import devices
 from replicator.strategies.machine import Machine
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator.cli import program as command
+from replicator.cli.look import program as command
 from replicator.cli.main import main
 from tests.launchpad_bridge.noted import wait_until_noted
 from tests.launchpad_bridge.programs import Counter

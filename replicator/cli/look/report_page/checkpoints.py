@@ -8,7 +8,7 @@ from replicator.checkpoint.buckets.url import is_bucket_url
 from replicator.checkpoint.commit import checkpoint_path, list_steps
 from replicator.checkpoint.disk import walk_files
 from replicator.checkpoint.manifest import read_manifest
-from replicator.cli.report_page.run_files import RunFiles
+from replicator.cli.look.report_page.run_files import RunFiles
 from replicator.errors import CheckpointError
 
 

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from replicator.cli.report_page.markup import element
-from replicator.cli.report_page.page import POLICY, write_report
-from tests.cli.report_page.runs import make_run
+from replicator.cli.look.report_page.markup import element
+from replicator.cli.look.report_page.page import POLICY, write_report
+from tests.cli.look.report_page.runs import make_run
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),

@@ -2,14 +2,14 @@
 
 import math
 
-from replicator.cli.report_page.curves import (
+from replicator.cli.look.report_page.curves import (
     group_curves,
     make_curves,
     process_starts,
     thin,
     training_s,
 )
-from replicator.cli.report_page.run_files import MetricRow
+from replicator.cli.look.report_page.run_files import MetricRow
 
 
 def row(step, time_s, **numbers):

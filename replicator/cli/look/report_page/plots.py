@@ -14,17 +14,17 @@ from importlib import resources
 from typing import Any
 
 from replicator.base.optional_package import optional_package
-from replicator.cli.report_page import formats
-from replicator.cli.report_page.curves import (
+from replicator.cli.look.report_page import formats
+from replicator.cli.look.report_page.curves import (
     ABOUT_THE_RUN,
     Line,
     MetricCurve,
     group_curves,
     process_starts,
 )
-from replicator.cli.report_page.markup import Markup, element, raw
-from replicator.cli.report_page.run_files import RunFiles
-from replicator.cli.report_page.sections import BAD_KINDS, ODD_KINDS, tone_of
+from replicator.cli.look.report_page.markup import Markup, element, raw
+from replicator.cli.look.report_page.run_files import RunFiles
+from replicator.cli.look.report_page.sections import BAD_KINDS, ODD_KINDS, tone_of
 
 _MOST_MARKS = 100
 _MOST_BAD_STEPS = 5

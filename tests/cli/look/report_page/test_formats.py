@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from replicator.cli.report_page import formats
+from replicator.cli.look.report_page import formats
 
 
 @pytest.mark.parametrize(
