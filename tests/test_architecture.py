@@ -67,6 +67,7 @@ FORBIDDEN = [
 HEAVY = {
     "cloudpickle": {
         "replicator/launchpad_bridge/recipes.py",
+        "replicator/tuning/choosing/elsewhere.py",
         "replicator/tuning/compiling.py",
     },
     "ray": {

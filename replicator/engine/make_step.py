@@ -33,7 +33,7 @@ from replicator.strategies.strategy import Strategy
 
 def make_layout(
     mesh: Mesh,
-    strategy: Strategy | Builder | None,
+    strategy: Strategy | Builder | str | None,
     *,
     reduction: Reduction,
     processes: ProcessGroup | None = None,

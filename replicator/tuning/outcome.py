@@ -80,12 +80,21 @@ class CompileOutcome:
         """
         plain: Any = json.loads(text)
         try:
-            if (features := plain["features"]) is not None:
-                traffic = [
-                    Traffic(**each | {"axes": tuple(each["axes"])})
-                    for each in features["traffic"]
-                ]
-                plain["features"] = Features(**features | {"traffic": tuple(traffic)})
+            if plain["features"] is not None:
+                plain["features"] = features_from(plain["features"])
             return cls(**plain)
         except (KeyError, TypeError) as failure:
             raise ValueError(f"not an outcome: {failure}") from failure
+
+
+def features_from(plain: Mapping[str, Any]) -> Features:
+    """Return features from the plain data of `dataclasses.asdict`, or its JSON.
+
+    >>> found = features_from({"num_devices": 1, "flops": {}, "traffic": []})
+    >>> found.traffic
+    ()
+    """
+    traffic = [
+        Traffic(**each | {"axes": tuple(each["axes"])}) for each in plain["traffic"]
+    ]
+    return Features(**{**plain, "traffic": tuple(traffic)})
