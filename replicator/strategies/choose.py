@@ -39,7 +39,6 @@ _ALWAYS = ("data_parallel", "fsdp")  # compiled and timed where they fit
 SPARE = 1.05
 """Memory that a program must leave free, as a factor."""
 
-_COMPILED = 8  # where nothing is to be timed
 _LEAST_TURNS = 3
 _RESAMPLES = 1000
 _SURE = 0.05
@@ -58,6 +57,7 @@ class Candidate:
       need_bytes: Number of bytes that it needs, by the compiled program; None until
         then.
       predicted: Predicted seconds of a step; None without figures of the machine.
+      bound_s: Seconds below which no compiler brings the prediction, by the forecast.
       link_bytes: Bytes that a device sends in a step, by level of links.
       program: Key of its program; empty until it is compiled.
       gate: Result of the comparison of one update: `"ungated"` where there is none.
@@ -71,10 +71,16 @@ class Candidate:
     least_bytes: int = 0
     need_bytes: int | None = None
     predicted: StepTime | None = None
+    bound_s: float = 0.0
     link_bytes: Mapping[str, int] = field(default_factory=dict)
     program: str = ""
     gate: str = ""
     seconds: tuple[float, ...] = ()
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of a step, if nothing overlaps; infinite if not known."""
+        return math.inf if self.predicted is None else self.predicted.high_s
 
     @property
     def least_s(self) -> float:
@@ -92,6 +98,7 @@ class Search:
       turns: Most turns of each.
       memory_bytes: Memory of a device; None if it is not known.
       is_over: Whether there is no time for more.
+      has_compiled: Whether no more are compiled, if there is one that fits.
     """
 
     candidates: tuple[Candidate, ...]
@@ -99,6 +106,7 @@ class Search:
     turns: int = 5
     memory_bytes: float | None = None
     is_over: bool = False
+    has_compiled: bool = False
 
     def of(self, name: str) -> Candidate:
         """Return the candidate of a name."""
@@ -175,7 +183,12 @@ class OutOfTime:
     """Event: there is no time for more."""
 
 
-Event = Compiled | Checked | Timed | Failed | OutOfTime | None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalfTime:
+    """Event: the time for compiling is over."""
+
+
+Event = Compiled | Checked | Timed | Failed | HalfTime | OutOfTime | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +256,8 @@ def _taken(search: Search, event: Event) -> Search:
             return search.with_(event.name, seconds=seconds)
         case Failed():
             return search.with_(event.name, status="failed", why=event.why)
+        case HalfTime():
+            return replace(search, has_compiled=True)
         case _:
             return replace(search, is_over=True)
 
@@ -269,28 +284,43 @@ def _compiled(search: Search, event: Compiled) -> Search:
 
 
 def _next_compile(search: Search) -> Action | None:
-    """Return the next to compile; none once enough are there."""
+    """Return the next to compile; none once no other can be the model's best."""
     waiting = search.all_of("waiting")
     first = [each for each in waiting if each.name in _ALWAYS]
     if first:
         return Action(verb="compile", name=first[0].name)
-    fitting = len(search.all_of("compiled", "slower"))
-    if not waiting or fitting >= (search.trials or _COMPILED):
+    if not waiting:
         return None
-    return Action(verb="compile", name=min(waiting, key=_order).name)
+    fitting = search.all_of("compiled", "slower")
+    if fitting and search.has_compiled:
+        return None
+    best_s = min((each.predicted_s for each in fitting), default=math.inf)
+    following = min(waiting, key=lambda each: (each.bound_s, *_order(each)))
+    may_win = following.bound_s < best_s < math.inf
+    if may_win or len(fitting) < max(search.trials, 1):
+        return Action(verb="compile", name=following.name)
+    return None
+
+
+def _entered(search: Search) -> list[Candidate]:
+    """Return the candidates that are compared and timed: the best by the model.
+
+    Data parallel and fsdp are among them, unless it is only one or two.
+    """
+    always = _ALWAYS if search.trials > len(_ALWAYS) else ()
+    fitting = search.all_of("compiled", "slower")
+    fitting.sort(key=lambda each: (each.name not in always, *_order(each)))
+    return [each for each in fitting[: search.trials] if each.status == "compiled"]
 
 
 def _order(candidate: Candidate) -> tuple[float, float, float]:
     """Order by what the model says; without figures by bytes that are sent."""
-    found = candidate.predicted
     sent = sum(candidate.link_bytes.values())
-    if found is None:
-        return sent, candidate.least_bytes, 0.0
-    return found.high_s, sent, candidate.least_bytes
+    return candidate.predicted_s, sent, candidate.least_bytes
 
 
 def _next_check(search: Search) -> tuple[Search, Action | None]:
-    for each in search.all_of("compiled"):
+    for each in _entered(search):
         if each.gate:
             continue
         if search.reference is None:
@@ -303,13 +333,13 @@ def _next_check(search: Search) -> tuple[Search, Action | None]:
 
 
 def _next_turn(search: Search) -> tuple[Search, Action | None]:
-    running = search.all_of("compiled")
+    running = _entered(search)
     turns = [len(each.seconds) for each in running]
     if len(running) == 1 and turns[0] >= 1:
         return search, None
     if running and min(turns) == max(turns) >= _LEAST_TURNS:
-        search = _losers_left_out(search)
-        running = search.all_of("compiled")
+        search = _losers_left_out(search, running)
+        running = _entered(search)
         if len(running) == 1 or min(turns) >= search.turns:
             return search, None
     if not running:
@@ -319,8 +349,7 @@ def _next_turn(search: Search) -> tuple[Search, Action | None]:
     )
 
 
-def _losers_left_out(search: Search) -> Search:
-    running = search.all_of("compiled")
+def _losers_left_out(search: Search, running: Sequence[Candidate]) -> Search:
     best = min(running, key=lambda each: each.least_s)
     for each in running:
         if each is not best and cannot_win(each.seconds, best.seconds):
@@ -354,15 +383,16 @@ def cannot_win(seconds: Sequence[float], best: Sequence[float]) -> bool:
 
 
 def _ended(search: Search) -> tuple[Search, Action]:
+    running = _entered(search) if search.trials else search.all_of("compiled")
+    timed = [each for each in running if each.seconds]
     why = "there was no time" if search.is_over else "by the model others are faster"
-    for each in search.all_of("waiting"):
-        search = search.with_(each.name, status="left out", why=why)
-    for each in search.all_of("compiled"):
-        search = search.with_(each.name, gate=each.gate or "ungated")
-    running = search.all_of("compiled")
+    for each in search.all_of("waiting", "compiled"):
+        if each.status == "waiting" or (timed and not each.seconds):
+            search = search.with_(each.name, status="left out", why=why)
+        elif not each.gate:
+            search = search.with_(each.name, gate="ungated")
     if not running:
         return search, Action(verb="end")
-    timed = [each for each in running if each.seconds]
     best = _best_of(timed) if timed else min(running, key=_order)
     return search.with_(best.name, status="chosen"), Action(verb="end", name=best.name)
 

@@ -6,7 +6,7 @@ links: a group that straddles hosts is as slow as the network, and saves nothing
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import (
@@ -133,6 +133,7 @@ def _candidate(
         why=f"{work.examples} examples over {parts} parts" if is_uneven else "",
         least_bytes=sum(row.device_bytes for row in kept) + work.batch_bytes // parts,
         predicted=predicted(features, machine),
+        bound_s=least_seconds(strategy, features, machine),
         link_bytes=bytes_by_level(features, machine),
     )
 
@@ -140,6 +141,25 @@ def _candidate(
 def predicted(features: Features, machine: Machine):
     """Return the predicted seconds of a step; None without figures of the machine."""
     return None if machine.hardware is None else predict(features, machine)
+
+
+def least_seconds(strategy: Strategy, features: Features, machine: Machine) -> float:
+    """Return seconds below which no compiler brings the prediction; 0 if not known.
+
+    XLA joins collectives of a kind into one, and merges the gathers forward and
+    backward; how few rows there are, only the program shows.
+    """
+    if machine.hardware is None:
+        return 0.0
+    has_rows = any(rule.synchronise == "rows" for rule in strategy.rules)
+    fewest = tuple(
+        replace(each, count=1, wire_bytes=each.wire_bytes // 2)
+        if each.kind == "all-gather"
+        else replace(each, count=1)
+        for each in features.traffic
+        if not has_rows
+    )
+    return predict(replace(features, traffic=fewest), machine).high_s
 
 
 def _whole_sizes(machine: Machine) -> list[int]:

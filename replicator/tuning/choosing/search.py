@@ -36,6 +36,7 @@ from replicator.strategies.choose import (
     Compiled,
     Event,
     Failed,
+    HalfTime,
     OutOfTime,
     Search,
     Timed,
@@ -189,8 +190,12 @@ class Choosing:
         examples: int,
     ) -> Event:
         """Do what was decided; return what came of it."""
-        if time.monotonic() > self._until_s:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
             return OutOfTime()
+        fits = search.all_of("compiled", "slower") and not search.has_compiled
+        if action.verb == "compile" and fits and left_s < self._options.limit_s / 2:
+            return HalfTime()
         name = action.name
         assert name is not None, "only an end has no name"
         if action.verb == "time":
@@ -246,11 +251,11 @@ class Choosing:
             return event
         seconds = event.seconds if isinstance(event, Timed) else None
         why = event.why if isinstance(event, Failed) else None
-        is_over = isinstance(event, OutOfTime)
+        is_over = isinstance(event, OutOfTime) + 2 * isinstance(event, HalfTime)
         found = self._exchanged("event", [why, is_over, seconds])
         failed = [each[0] for each in found if each[0] is not None]
         if any(each[1] for each in found):
-            return OutOfTime()
+            return OutOfTime() if found[0][1] != 2 else HalfTime()
         name = getattr(event, "name", "")
         if failed:
             return Failed(name=name, why=failed[0])
