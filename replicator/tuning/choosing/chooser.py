@@ -66,7 +66,7 @@ class Chooser:
           batch: One global batch.
           replicator: A `Replicator(strategy="auto")` to decide for. Optimizers that it
             wrapped obey rules for sums, so these are candidates, too.
-          devices: Devices to choose for; all by default.
+          devices: Devices to choose for; all by default, or those of `replicator`.
           machine: Their links and figures; by default as JAX sees them.
           candidates: Strategies to choose from; by default all that make sense.
           tensor_rules: Rules of the model for `tensor_parallel`, which is tried then.
@@ -95,9 +95,9 @@ class Chooser:
             memory_limit_bytes=memory_limit_bytes,
             limit_s=limit_s,
         )
-        mesh = replica_mesh(devices=devices)
-        decision = Decision(mesh, None, "fast")
-        if replicator is not None:
+        if replicator is None:
+            decision = Decision(replica_mesh(devices=devices), None, "fast")
+        else:
             decision = replicator.decision
             _require_open(decision)
         subject = Subject(
@@ -110,7 +110,8 @@ class Chooser:
         )
         choice = choose_for(subject, options)
         if replicator is None:
-            on = list(mesh.devices.flat)
+            assert decision.devices is not None, "the devices are here"
+            on = list(decision.devices.devices.flat)
             replicator = self._make(strategy=choice.strategy, devices=on)
         return dataclasses.replace(choice, replicator=replicator)
 
