@@ -133,7 +133,8 @@ def problem_from(function: ProblemFn, rep: Any) -> Problem:
 
 
 def _shapes(batch: PyTree) -> PyTree:
-    leaves = named_leaves(batch)
+    # JAX warns of an iterator that it takes for a leaf.
+    leaves = named_leaves(batch, is_leaf=lambda node: hasattr(node, "__next__"))
     wrong = [
         (path, leaf)
         for path, leaf in leaves
