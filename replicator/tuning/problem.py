@@ -90,7 +90,7 @@ class ProblemFile:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        function = getattr(module, self.function, None)
+        function: Any = getattr(module, self.function, None)
         if not callable(function):
             raise ArgumentError(
                 f"`FILE:FUNCTION` must name a function of {self.path}, got "
