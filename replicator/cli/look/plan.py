@@ -9,11 +9,11 @@ from pathlib import Path
 from replicator.base.host.paths import expanded
 from replicator.base.out_of_memory import readable
 from replicator.cli.look.plan_plot import plot_of
-from replicator.cli.tables import make_console, print_table
 from replicator.engine.program_cost import engineering
 from replicator.errors import check_count
 from replicator.replicator import Replicator
 from replicator.strategies.machine import Machine
+from replicator.strategies.table import aligned
 from replicator.tuning.named import named_strategies
 from replicator.tuning.plan import (
     PlanOptions,
@@ -29,16 +29,17 @@ from replicator.tuning.problem import ProblemFile
 SUMMARY = "Forecast memory and speed of a step on devices that need not be there"
 _NOTHING_FITS = 1
 _HEADER = (
-    *("topology", "strategy", "fits", "GiB/device", "of", "s/step", "examples/s"),
+    *("topology", "strategy", "fits", "GiB", "of", "s a step", "examples/s"),
     *("efficiency", "sent by a device"),
 )
-_NUMBERS = ("GiB/device", "of", "s/step", "examples/s", "efficiency")
+_NUMBERS = (3, 4, 5, 6, 7)
 _EPILOG = """\
 FUNCTION is `problem(rep)` and returns step_fn, init_fn and a batch of
 `jax.ShapeDtypeStruct`s; it reads no data. TPUs need libtpu, which compiles the real
 step: pip install 'jax-replicator[tpu]'. For GPUs, or without libtpu, it is traced, and
-the rest is a forecast. Seconds are a range: all that is sent hides behind the work, or
-nothing does. Exit code 1 if nothing fits.
+the rest is a forecast. GiB are those of a device. Seconds are a range: all that is sent
+hides behind the work, or nothing does; the other numbers are for the latter. Exit code
+1 if nothing fits.
 """
 
 
@@ -115,9 +116,8 @@ def main(arguments: argparse.Namespace) -> int:
             f"{row.topology} {row.strategy}: {outcome.status} ({outcome.seconds:g} s)",
             file=sys.stderr,
         )
-    print_table(_HEADER, table_rows(rows), right=_NUMBERS)
-    notes = notes_of(rows)
-    make_console().print(*notes, sep="\n", markup=False, highlight=False)
+    print(*aligned([_HEADER, *table_rows(rows)], numbers=_NUMBERS), sep="\n")
+    print(*notes_of(rows), sep="\n")
     if arguments.json is not None:
         plain = [row.as_json() for row in rows]
         arguments.json.write_text(json.dumps(plain, indent=1) + "\n")
