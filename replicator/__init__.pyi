@@ -43,6 +43,7 @@ from .inputs.context import InputContext
 from .inputs.options import InputOptions
 from .replicator import Replicator, run
 from .training.session import Session
+from .tuning.topologies import devices_of
 
 __all__ = [
     "CompiledStep",
@@ -73,6 +74,7 @@ __all__ = [
     "broadcast",
     "checkpoint",
     "compat",
+    "devices_of",
     "distributed",
     "ema",
     "errors",

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "replicator.cli.launch",
     "program": "replicator.cli.look.program",
     "report": "replicator.cli.look.report",
+    "plan": "replicator.cli.look.plan",
     "checkpoints": "replicator.cli.checkpoints",
     "replay": "replicator.cli.replay",
     "devices": "replicator.cli.look.devices",

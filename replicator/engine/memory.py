@@ -30,6 +30,9 @@ class MemoryNeed:
       aliased_bytes: Size of outputs that reuse donated arguments: counted once.
       program_bytes: Size of the program itself.
       copy_bytes: Size of the copies of the state that saves make beside it.
+      peak_bytes: The compiler's own figure of the peak, without copies of saves; 0 if
+        it has none. `total_bytes` may be above it: parts that are not needed at the
+        same time share memory.
     """
 
     arguments_bytes: int
@@ -38,6 +41,7 @@ class MemoryNeed:
     aliased_bytes: int = 0
     program_bytes: int = 0
     copy_bytes: int = 0
+    peak_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -78,6 +82,7 @@ def memory_need(
         aliased_bytes=stats.alias_size_in_bytes,
         program_bytes=stats.generated_code_size_in_bytes,
         copy_bytes=copy_bytes,
+        peak_bytes=getattr(stats, "peak_memory_in_bytes", 0),
     )
 
 
