@@ -53,7 +53,9 @@ assert EXPERTS % _TOGETHER == 0
 def strategy_of(name: str, problem: str, devices: int) -> Strategy:
     """Return the strategy of a name, for a problem on so many devices."""
     if name == "fsdp":
-        return strategies.fsdp()
+        # The ResNet's widest dimension is 128.
+        copies = devices // 64 if problem == "digits_resnet" else 1
+        return strategies.fsdp(replicas=copies)
     if name == "hybrid":
         return strategies.hybrid(shard=_TOGETHER)
     rules, replicas = PROBLEMS[problem][1], devices // _TOGETHER

@@ -20,7 +20,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import cloudpickle
 
 from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.guarded import GuardedProcess
@@ -55,18 +57,18 @@ class Ended:
 
 
 def ask_child(
-    module: str, order: bytes, *, limit_s: float, **environ: str
+    module: str, order: Any, *, limit_s: float, **environ: str
 ) -> bytes | Ended:
     """Run a module's `main` in a process of its own; return what it writes.
 
     Args:
-      module: Name of the module. Its `main` reads the order from standard input.
-      order: Bytes that it reads.
+      module: Name of the module. Its `main` unpickles the order from standard input.
+      order: Data; functions in it are sent by cloudpickle.
       limit_s: Seconds after which the process is ended.
       environ: What is added to its environment.
     """
     with _started(module, environ) as (process, messages):
-        written, is_late = _talk(process, order, limit_s)
+        written, is_late = _talk(process, cloudpickle.dumps(order), limit_s)
         if written:
             return written
         if is_late:

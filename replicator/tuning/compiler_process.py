@@ -27,12 +27,13 @@ from replicator.tuning.compiling import CompileOrder
 from replicator.tuning.kept_outcomes import keep_outcome, kept_outcome
 from replicator.tuning.outcome import CompileOutcome
 from replicator.tuning.problem import Problem, function_of, problem_from
-from replicator.tuning.topologies import devices_of
+from replicator.tuning.topologies import devices_of, memory_limit_bytes, size_of
 
-# "Used 17.46G of 15.75G hbm": of TPUs.
-_USED = re.compile(r"Used ([\d.]+)([KMGT])\w* of ([\d.]+)([KMGT])\w* hbm")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Of all that a program needs, and of its temporaries alone.
+_USED = re.compile(r"Used ([\d.]+[KMGT]).* hbm")
+_TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+[KMGT])\) exceeds")
 _LONGEST_REASON = 400
+_PLATFORMS = ("cpu", "gpu")
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def _devices(text: str) -> list[Device]:
     platform, _, count = text.partition(":")
     if platform == "cpu":
         fake_devices(int(count))
-    if platform in ("cpu", "gpu"):
+    if platform in _PLATFORMS:
         return jax.devices(platform)[: int(count)]
     # Arrays that a problem makes lie on the host.
     jax.config.update("jax_platforms", "cpu")
@@ -93,7 +94,8 @@ def _lowered(
     key = _key(problem)
     traced = step.trace(state, problem.batch, key)
     described = rep.layout.describe()
-    names = ("jax", "libtpu") if order.devices.startswith(("v", "tpu")) else ("jax",)
+    is_topology = order.devices.partition(":")[0] not in _PLATFORMS
+    names = ("jax", "libtpu") if is_topology else ("jax",)
     work = traced_work(traced.jaxpr)
     return step, CompileOutcome(
         status="forecast",
@@ -103,6 +105,9 @@ def _lowered(
         state_bytes=state_bytes(state),
         flops=sum(work.flops.values()),
         features=_forecast(rep, state, traced),
+        limit_bytes=memory_limit_bytes(rep.mesh.devices.flat[0])
+        if is_topology
+        else None,
         key=program_key(step.lower(state, problem.batch, key)),
         versions={name: importlib.metadata.version(name) for name in names},
     )
@@ -136,14 +141,11 @@ def _compiled(
     try:
         found = step.inspect(problem.init_fn, problem.batch, _key(problem))
     except jax.errors.JaxRuntimeError as failure:
-        status = "memory" if is_out_of_memory(failure) else "compiler"
-        needed, limit = _used(str(failure))
         return dataclasses.replace(
             lowered,
-            status=status,
+            status="memory" if is_out_of_memory(failure) else "compiler",
             reason=_text(failure),
-            memory_bytes=needed,
-            limit_bytes=limit,
+            memory_bytes=_needed(str(failure), lowered.state_bytes),
             features=None,
         )
     return dataclasses.replace(
@@ -167,16 +169,17 @@ def _peak(found: Inspection) -> int | None:
     return found.memory.peak_bytes or found.memory.total_bytes
 
 
-def _used(text: str) -> tuple[int | None, int | None]:
-    """Return the bytes that a TPU's compiler needs and has, as its error names them.
+def _needed(text: str, state_bytes: int) -> int | None:
+    """Return the bytes of a device that a program needs, by a TPU compiler's error.
 
-    >>> _used("Ran out of memory in hbm. Used 17.5G of 15.75G hbm.")
-    (18790481920, 16911433728)
+    >>> _needed("Ran out of memory in hbm. Used 17.5G of 15.75G hbm.", 0)
+    18790481920
     """
-    if (named := _USED.search(text)) is None:
-        return None, None
-    needed, unit, limit, of_limit = named.groups()
-    return int(float(needed) * _UNITS[unit]), int(float(limit) * _UNITS[of_limit])
+    if named := _USED.search(text):
+        return size_of(named[1])
+    if named := _TEMPORARIES.search(text):
+        return size_of(named[1]) + state_bytes
+    return None
 
 
 def _failed(status: Any, failure: Exception) -> CompileOutcome:

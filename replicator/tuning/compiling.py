@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
@@ -59,7 +57,7 @@ def compile_step(
       ArgumentError: `problem` does not return a problem.
     """
     began_s = time.monotonic()
-    answer = ask_child(_PROGRAM, cloudpickle.dumps(order), limit_s=limit_s)
+    answer = ask_child(_PROGRAM, order, limit_s=limit_s)
     if isinstance(answer, Ended):
         return CompileOutcome(
             status="timeout" if answer.is_late else "died",

@@ -39,8 +39,8 @@ class CompileOutcome:
       state_bytes: Bytes of the state on a device; 0 if it came to none.
       memory_bytes: Memory of a device that the program needs at its peak, by the
         compiler; None if it does not say.
-      limit_bytes: Memory of a device that programs may use, where the compiler refused
-        one; None elsewhere.
+      limit_bytes: Memory of a device that a program may use, by the compiler; None if
+        it is not one for devices that are not there.
       flops: Number of operations of products of a step, of all devices.
       features: Work of a device; None for what was not compiled.
       key: Key of the program's text; empty if it was not lowered.

@@ -90,7 +90,7 @@ class ProblemFile:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        function = getattr(module, self.function, None)
+        function: Any = getattr(module, self.function, None)
         if not callable(function):
             raise ArgumentError(
                 f"`FILE:FUNCTION` must name a function of {self.path}, got "
@@ -152,7 +152,8 @@ def problem_from(function: ProblemFn, rep: Any) -> Problem:
 
 
 def _shapes(batch: PyTree) -> PyTree:
-    leaves = named_leaves(batch)
+    # JAX warns of an iterator that it takes for a leaf.
+    leaves = named_leaves(batch, is_leaf=lambda node: hasattr(node, "__next__"))
     wrong = [
         (path, leaf)
         for path, leaf in leaves

@@ -9,15 +9,15 @@ check of first updates does.
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from replicator.errors import ArgumentError, check_count
+from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
 from replicator.tuning.child import Ended, ask_child
+from replicator.tuning.named import NamedStrategy, builders_for
 from replicator.tuning.problem import ProblemFile, ProblemFn
 from replicator.tuning.rehearsal import Rehearsal, nearest_mesh
 
@@ -71,9 +71,7 @@ def rehearse(order: RehearsalOrder, *, limit_s: float = LIMIT_S) -> Rehearsal:
     began_s = time.monotonic()
     found = started_rehearsal(order)
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_FAST_COMPILER}".strip()
-    answer = ask_child(
-        _PROGRAM, cloudpickle.dumps(order), limit_s=limit_s, XLA_FLAGS=flags
-    )
+    answer = ask_child(_PROGRAM, order, limit_s=limit_s, XLA_FLAGS=flags)
     if not isinstance(answer, Ended):
         found = Rehearsal.from_json(answer)
         if found.status == "problem":
@@ -86,6 +84,34 @@ def rehearse(order: RehearsalOrder, *, limit_s: float = LIMIT_S) -> Rehearsal:
         reason=answer.why,
         seconds=round(time.monotonic() - began_s, 1),
     )
+
+
+def rehearse_each(
+    problem: ProblemFile,
+    topologies: Sequence[str],
+    strategies: Sequence[NamedStrategy] | None,
+    *,
+    make_replicator: Callable[..., Any],
+    limit_s: float = LIMIT_S,
+) -> Iterable[Rehearsal]:
+    """Yield a rehearsal for each topology and strategy, in the order of `plan_rows`.
+
+    Args: as for `plan_rows`.
+
+    Raises:
+      ArgumentError: A topology does not exist, a strategy does not fit it, or the
+        problem has no small sizes.
+    """
+    for topology in topologies:
+        machine = Machine.from_topology(topology)
+        for named in strategies or builders_for(machine):
+            order = RehearsalOrder(
+                problem=problem,
+                make_replicator=make_replicator,
+                strategy=named.strategy,
+                devices=machine.num_devices,
+            )
+            yield rehearse(order, limit_s=limit_s)
 
 
 def started_rehearsal(order: RehearsalOrder) -> Rehearsal:

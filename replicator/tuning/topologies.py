@@ -4,8 +4,12 @@ import contextlib
 import glob
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
 
 from replicator.base.tracebacks import short_traceback
@@ -20,6 +24,8 @@ _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # nobody answers
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
+_AVAILABLE = re.compile(r"available HBM \(([\d.]+[KMGT])\)")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def has_tpu_compiler() -> bool:
@@ -57,7 +63,49 @@ def devices_of(topology: str) -> list[Device]:
             "'jax-replicator[tpu]'`."
         )
     with _environment():
-        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+        found = topologies.get_topology_desc(
+            topology, platform="tpu", **_options(topology)
+        )
+        return list(found.devices)
+
+
+def memory_limit_bytes(device: Device) -> int | None:
+    """Return the memory that a program for a device of a topology may use.
+
+    Nobody names it but the compiler, where it refuses a program that needs more.
+
+    Args:
+      device: The device.
+
+    Returns:
+      None if it is not named.
+    """
+    place = jax.sharding.SingleDeviceSharding(device)
+    huge = jax.ShapeDtypeStruct((2**40,), jnp.float32, sharding=place)
+    try:
+        jax.jit(lambda x: x + 1).lower(huge).compile()
+    except jax.errors.JaxRuntimeError as failure:
+        named = _AVAILABLE.search(str(failure))
+        return size_of(named[1]) if named is not None else None
+    return None
+
+
+def size_of(text: str) -> int:
+    """Return the bytes that a compiler's text means: `15.75G`.
+
+    >>> size_of("1.5K")
+    1536
+    """
+    return int(float(text[:-1]) * _UNITS[text[-1]])
+
+
+def _options(topology: str) -> dict[str, Any]:
+    """Return what libtpu has to know besides."""
+    if topology.startswith("v4:"):
+        return {"chip_config_name": "megacore"}  # both cores of a chip are one device
+    if topology.endswith(":1x1"):
+        return {"chips_per_host_bounds": (1, 1, 1)}
+    return {}
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from replicator.tuning.child import Ended, ask_child
 
 def ask(order, limit_s=60.0, **environ):
     child = "tests.tuning.answering"
-    return ask_child(child, order.encode(), limit_s=limit_s, **environ)
+    return ask_child(child, order, limit_s=limit_s, **environ)
 
 
 def test_a_child_answers_with_what_it_writes():

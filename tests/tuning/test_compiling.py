@@ -54,6 +54,7 @@ def test_a_program_is_compiled_once(cut):
     assert len(list(folder.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_functions_are_taken_and_forecast_without_compiling(cut):
     _, fsdp, found = cut
     forecast = compiled(here, strategy=fsdp, compiles=False)
@@ -61,12 +62,14 @@ def test_functions_are_taken_and_forecast_without_compiling(cut):
     assert forecast.features.flops == found.features.flops
 
 
+@pytest.mark.slow
 def test_replicas_are_compiled_with_their_own_collectives():
     found = compiled(here)
     [sums] = [each for each in found.features.traffic if each.wire_bytes > 1000]
     assert (found.strategy, sums.kind) == ("data_parallel", "all-reduce")
 
 
+@pytest.mark.slow
 def test_a_strategy_that_does_not_divide_is_refused_with_its_reason():
     found = compiled(here, strategy=strategies.hybrid(shard=3))
     assert found.status == "refused"
@@ -79,11 +82,13 @@ def test_a_process_that_dies_is_an_outcome():
     assert found.reason.startswith("it was killed by SIGABRT")
 
 
+@pytest.mark.slow
 def test_a_process_without_end_is_ended():
     found = compiled("never_ends", limit_s=0.5)
     assert (found.status, found.reason) == ("timeout", "not done within 0.5 s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "part"),
     [

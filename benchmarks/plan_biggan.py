@@ -1,0 +1,189 @@
+"""Plan BigGAN-128 and ResNet-50 for pods of TPUs that are not there.
+
+`fits`: whether BigGAN-128 at batch 2,048 (Brock et al. 2019) fits on 512 cores of v3,
+by the compiler, and `bytes_per_core` it needs there. `predicted_efficiency`: speed of a
+core on 512 against that on 8, 4 images on each, by the cost model from traced programs.
+`most_images`: of a core, replicating and with the optimizer's state cut, the most that
+the compiler was found to accept. `resnet_fits`, and `images_per_s`, of ResNet-50 with
+64 images a device on 16 x 16 chips, 32,768 on v3. `stale`: number of kept compilations
+whose step is lowered to another text today.
+
+Compiling takes minutes, so what was found is kept in `plan_biggan.json`, with the hash
+of the program as it is lowered for a CPU, and the versions that compiled it.
+`--fresh=CASE` compiles again, which needs libtpu.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+from absl import app, flags
+
+from experiments import biggan, imagenet_resnet50
+from replicator import Replicator, strategies
+from replicator.strategies.machine import Machine
+from replicator.tuning.compiling import CompileOrder, compile_step
+from replicator.tuning.outcome import CompileOutcome
+from replicator.tuning.problem import ProblemFn
+
+_FILE = pathlib.Path(__file__).with_suffix(".json")
+_LIMIT_S = 7200.0
+_STRATEGIES = {
+    "data_parallel": strategies.data_parallel(),
+    "zero1": strategies.zero1(),
+}
+
+
+def biggan_problem(rep: Replicator, *, images: int = 4) -> tuple:
+    """Return BigGAN-128 with so many images on each device."""
+    step_fn, init_fn, batch = biggan.problem(rep)
+    count = images * rep.mesh.devices.size
+    resized = {
+        name: jax.ShapeDtypeStruct((count, *each.shape[1:]), each.dtype)
+        for name, each in batch.items()
+    }
+    return step_fn, init_fn, resized
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A step that was compiled, and what came of it is kept."""
+
+    problem: ProblemFn
+    topology: str
+    strategy: str = "data_parallel"
+
+    def order(self, *, compiles: bool) -> CompileOrder:
+        """Return the order to compile it, or to trace it for fake devices."""
+        devices = Machine.from_topology(self.topology).num_devices
+        return CompileOrder(
+            problem=self.problem,
+            make_replicator=Replicator,
+            strategy=_STRATEGIES[self.strategy],
+            devices=self.topology if compiles else f"cpu:{devices}",
+            compiles=compiles,
+        )
+
+
+def _most(strategy: str, images: int) -> Case:
+    return Case(
+        problem=functools.partial(biggan_problem, images=images),
+        topology="v3:16x16",
+        strategy=strategy,
+    )
+
+
+# The most that fits by each strategy, and one more, which does not.
+MOST: dict[str, int] = {}
+CASES = {
+    "biggan": Case(problem=biggan_problem, topology="v3:16x16"),
+    "resnet.v3": Case(problem=imagenet_resnet50.problem, topology="v3:16x16"),
+    "resnet.v5e": Case(problem=imagenet_resnet50.problem, topology="v5e:16x16"),
+    **{
+        f"biggan.{strategy}.{count}": _most(strategy, count)
+        for strategy, most in MOST.items()
+        for count in (most, most + 1)
+    },
+}
+_FRESH = flags.DEFINE_multi_enum("fresh", [], list(CASES), "Compile these again.")
+_TINY = flags.DEFINE_bool("tiny", False, "ResNet-50 for v5e alone.")
+_SIZES = ("v3:2x2", "v3:4x8", "v3:16x16")
+_TINY_CASES = ("resnet.v5e",)
+
+
+def read() -> dict[str, Any]:
+    """Return what is kept of each case: the key of its text, and the outcome."""
+    return json.loads(_FILE.read_text()) if _FILE.exists() else {}
+
+
+def compile_again(name: str) -> None:
+    """Compile a case, and keep what came of it."""
+    case, kept = CASES[name], read()
+    lowered = compile_step(case.order(compiles=False), limit_s=_LIMIT_S)
+    outcome = compile_step(case.order(compiles=True), limit_s=_LIMIT_S)
+    print(name, dataclasses.replace(outcome, features=None))
+    kept[name] = {"key": lowered.key, "outcome": json.loads(outcome.to_json())}
+    _FILE.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def kept_outcome(kept: dict[str, Any], name: str) -> CompileOutcome:
+    """Return the outcome that is kept of a case."""
+    return CompileOutcome.from_json(json.dumps(kept[name]["outcome"]))
+
+
+def lowered_today(case: Case) -> CompileOutcome:
+    """Return the outcome of a case that is traced and lowered now, and not compiled."""
+    found = compile_step(case.order(compiles=False), limit_s=_LIMIT_S)
+    assert found.status == "forecast", found.reason
+    return found
+
+
+def seconds_of(outcome: CompileOutcome, topology: str) -> float:
+    """Return the seconds of a step by the cost model, nothing of it hidden."""
+    assert outcome.features is not None, outcome.reason
+    machine = Machine.from_topology(topology)
+    return strategies.predict(outcome.features, machine).high_s
+
+
+def efficiency(lowered: CompileOutcome) -> float:
+    """Return the speed of a core on the largest slice against the smallest."""
+    found = {_SIZES[-1]: seconds_of(lowered, _SIZES[-1])}
+    for size in _SIZES[:-1]:
+        case = dataclasses.replace(CASES["biggan"], topology=size)
+        found[size] = seconds_of(lowered_today(case), size)
+    for size in _SIZES:
+        print(f"BigGAN-128, 4 images a core of {size}: {found[size]:.4f} s a step")
+    return round(found[_SIZES[0]] / found[_SIZES[-1]], 3)
+
+
+def most_images(kept: dict[str, Any]) -> dict[str, int]:
+    """Return the most images of a core that fit, where one more does not."""
+    return {
+        strategy: most
+        for strategy, most in MOST.items()
+        if kept_outcome(kept, f"biggan.{strategy}.{most}").status == "compiled"
+        and kept_outcome(kept, f"biggan.{strategy}.{most + 1}").status == "memory"
+    }
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    started_s = time.monotonic()
+    for name in _FRESH.value:
+        compile_again(name)
+    kept = read()
+    looked_at = _TINY_CASES if _TINY.value else tuple(CASES)
+    lowered = {name: lowered_today(CASES[name]) for name in looked_at}
+    stale = [name for name in looked_at if lowered[name].key != kept[name]["key"]]
+    found = {name: kept_outcome(kept, name) for name in looked_at}
+    for name, outcome in found.items():
+        print(name, dataclasses.replace(outcome, features=None))
+    result: dict[str, Any] = {
+        "images_per_s": {
+            name.removeprefix("resnet."): round(
+                outcome.examples / seconds_of(outcome, CASES[name].topology)
+            )
+            for name, outcome in found.items()
+            if name.startswith("resnet.")
+        },
+        "resnet_fits": int(
+            all(o.status == "compiled" for n, o in found.items() if "resnet" in n)
+        ),
+        "stale": len(stale),
+    }
+    if not _TINY.value:
+        result |= {
+            "fits": int(found["biggan"].status == "compiled"),
+            "bytes_per_core": found["biggan"].memory_bytes,
+            "predicted_efficiency": efficiency(lowered["biggan"]),
+            "most_images": most_images(kept),
+        }
+    print(json.dumps(result | {"seconds": round(time.monotonic() - started_s, 1)}))
+
+
+if __name__ == "__main__":
+    app.run(main)
