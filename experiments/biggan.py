@@ -139,13 +139,15 @@ FREE = {
 }
 
 
-def make_gan(rep: replicator.Replicator, config: Config, image_set: ImageSet) -> Gan:
+def make_gan(
+    rep: replicator.Replicator, config: Config, *, num_classes: int, image_channels: int
+) -> Gan:
     """Return both players and their optimizers."""
     shape: dict[str, Any] = {
         "resolution": config.resolution,
-        "num_classes": image_set.num_classes,
+        "num_classes": num_classes,
         "channels": config.channels,
-        "image_channels": image_set.channels,
+        "image_channels": image_channels,
         "attention": config.attention or None,
         "compute_dtype": jnp.bfloat16 if config.bfloat16 else None,
     }
@@ -168,10 +170,43 @@ def make_gan(rep: replicator.Replicator, config: Config, image_set: ImageSet) ->
             optax.adam(config.discriminator_rate, b1=0.0), name="discriminator"
         ),
         latent=config.latent,
-        num_classes=image_set.num_classes,
+        num_classes=num_classes,
         decay=config.decay,
         orthogonal=config.orthogonal,
     )
+
+
+def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
+    """Return `step_fn`, `init_fn` and the shapes of a batch, for `replicator plan`.
+
+    BigGAN for 128 pixels (the paper's table 1, channels 96), 4 images to a device: the
+    paper's batch of 2,048 on 512.
+
+    Args:
+      rep: Where it is to train.
+      small: Whether to shrink everything, for `--rehearse`.
+    """
+    if small:
+        config = Config(channels=16, attention=8, global_batch=rep.mesh.size)
+    else:
+        config = Config(
+            resolution=128,
+            channels=96,
+            latent=120,
+            shared=128,
+            attention=64,
+            bfloat16=True,
+            global_batch=4 * rep.mesh.size,
+            generator_rate=5e-5,
+            discriminator_rate=2e-4,
+        )
+    gan = make_gan(rep, config, num_classes=8 if small else 1000, image_channels=3)
+    size, count = config.resolution, config.global_batch
+    batch = {
+        "image": jax.ShapeDtypeStruct((count, size, size, 3), jnp.float32),
+        "label": jax.ShapeDtypeStruct((count,), jnp.int32),
+    }
+    return gan.step_fn, gan.init_fn, batch
 
 
 def train(
@@ -370,7 +405,12 @@ def run(config: Config) -> dict[str, Any]:
         config.strategy, jax.device_count(), tensor_parallel={}, pieces=1
     )
     rep = replicator.Replicator(strategy=strategy)
-    gan = make_gan(rep, config, image_set)
+    gan = make_gan(
+        rep,
+        config,
+        num_classes=image_set.num_classes,
+        image_channels=image_set.channels,
+    )
     jax.eval_shape(gan.init_fn, jax.random.key(config.seed))  # networks that fit
     check_batch(config, rep.num_replicas)
     run_folder.claim(config.directory, config, free=FREE)

@@ -13,17 +13,22 @@ import dataclasses
 import functools
 import json
 import time
+from typing import Any
 
 import jax
 import numpy as np
 
+import replicator
 from experiments import config_flags, stdlib_text
 from experiments.language.training import (
     Language,
     LanguageSettings,
+    batch_shapes,
     make_replicator,
+    make_training,
     set_fake_devices,
     train,
+    unread,
 )
 from models.transformer import Transformer, nats_to_bits
 
@@ -45,17 +50,38 @@ class Config(LanguageSettings):
 def characters(config: Config) -> Language:
     """Return the text, of which each byte is a token, and the network."""
     learned, held_out = stdlib_text.read_text(config.sources)
-    options = ("layers", "width", "heads", "context", "scan", "remat")
     return Language(
         train=learned,
         held_out=held_out,
         decode=lambda tokens: bytes(np.uint8(tokens)).decode(errors="replace"),
-        make_model=functools.partial(
-            Transformer,
-            vocabulary=stdlib_text.VOCABULARY,
-            **{name: getattr(config, name) for name in options},
-        ),
+        make_model=functools.partial(_network, config),
     )
+
+
+def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
+    """Return `step_fn`, `init_fn` and the shapes of a batch, for `replicator plan`.
+
+    Args:
+      rep: Where it is to train.
+      small: Whether to shrink everything, for `--rehearse`.
+    """
+    config = Config(
+        layers=2 if small else 12,
+        width=256 if small else 1024,
+        heads=16,
+        context=8 if small else 512,
+        scan=True,
+        global_batch=(1 if small else 8) * rep.mesh.size,
+    )
+    language = unread(functools.partial(_network, config))
+    init_fn, step_fn = make_training(rep, config, language)
+    return step_fn, init_fn, batch_shapes(config)
+
+
+def _network(config: Config, **given: Any) -> Transformer:
+    names = ("layers", "width", "heads", "context", "scan", "remat")
+    options = {name: getattr(config, name) for name in names}
+    return Transformer(vocabulary=stdlib_text.VOCABULARY, **options, **given)
 
 
 def main(config: Config) -> None:

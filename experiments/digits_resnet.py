@@ -24,6 +24,7 @@ from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.resnet import TENSOR_PARALLEL, ResNet
 from replicator.base.host.json_lines import read_lines
+from replicator.base.types import InitFn, StepFn
 from replicator.nnx import BatchNorm, params_of, value_and_grad, with_params
 
 
@@ -79,8 +80,8 @@ class Outcome:
     seconds: float
 
 
-def train(rep: replicator.Replicator, config: Config) -> Outcome:
-    """Train and test; write what happened into `config.directory`."""
+def make_training(rep: replicator.Replicator, config: Config) -> tuple[InitFn, StepFn]:
+    """Return `init_fn` and `step_fn`."""
     optimizer = rep.wrap_optimizer(
         optax.adamw(
             optax.warmup_cosine_decay_schedule(
@@ -110,6 +111,30 @@ def train(rep: replicator.Replicator, config: Config) -> Outcome:
         model = with_params(model, optax.apply_updates(params, updates))
         return {"model": model, "opt": opt}, {"loss": loss}
 
+    return init_fn, step_fn
+
+
+def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
+    """Return `step_fn`, `init_fn` and the shapes of a batch, for `replicator plan`.
+
+    Args:
+      rep: Where it is to train; a device gets 8 digits, or 1.
+      small: Whether to halve the width, for `--rehearse`.
+    """
+    config = Config(
+        width=32 if small else 64, global_batch=(1 if small else 8) * rep.mesh.size
+    )
+    init_fn, step_fn = make_training(rep, config)
+    batch = {
+        "image": jax.ShapeDtypeStruct((config.global_batch, 8, 8, 1), jnp.float32),
+        "label": jax.ShapeDtypeStruct((config.global_batch,), jnp.int32),
+    }
+    return step_fn, init_fn, batch
+
+
+def train(rep: replicator.Replicator, config: Config) -> Outcome:
+    """Train and test; write what happened into `config.directory`."""
+    init_fn, step_fn = make_training(rep, config)
     result = rep.run(
         step_fn,
         functools.partial(

@@ -57,6 +57,7 @@ from replicator.nnx import params_of, value_and_grad, with_params
 _RATE_BATCH = 256  # images that the learning rate is given for
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 _EVALUATIONS = 12  # along the way
+_IMAGENET = 1_281_167  # images to train on
 _MEASURED_S = 2.0  # how long decoding alone is measured
 
 
@@ -203,6 +204,37 @@ def make_training(
         return {"model": model, "opt": opt}, {"loss": loss, "accuracy": accuracy}
 
     return init_fn, step_fn, steps
+
+
+def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
+    """Return `step_fn`, `init_fn` and the shapes of a batch, for `replicator plan`.
+
+    ResNet-50 on 1.28 million photographs, by LARS, 64 of them to a device: a batch of
+    32,768 on 512.
+
+    Args:
+      rep: Where it is to train.
+      small: Whether to shrink everything, for `--rehearse`: depth 18, 32 pixels, and
+        one image to a device.
+    """
+    config = Config(**_PHOTOGRAPHS, optimizer="lars", dtype="bfloat16", flip="yes")
+    if small:
+        config = dataclasses.replace(
+            config, depth=18, width=32, resolution=32, dtype="float32"
+        )
+    count = (1 if small else 64) * rep.mesh.size
+    init_fn, step_fn, _ = make_training(
+        rep,
+        dataclasses.replace(config, global_batch=count),
+        num_classes=8 if small else 1000,
+        images=_IMAGENET,
+    )
+    shape = (count, config.resolution, config.resolution, 3)
+    batch = {
+        "image": jax.ShapeDtypeStruct(shape, jnp.uint8),
+        "label": jax.ShapeDtypeStruct((count,), jnp.int32),
+    }
+    return step_fn, init_fn, batch
 
 
 def make_optimizer(

@@ -36,12 +36,14 @@ from experiments.language.training import (
     FREE,
     Language,
     LanguageSettings,
+    batch_shapes,
     input_fn_of,
     make_replicator,
     make_training,
     mean_nats,
     set_fake_devices,
     train,
+    unread,
 )
 from experiments.language.windows import held_out_batches
 from experiments.strategy_flag import StrategyName
@@ -178,6 +180,43 @@ def dtype_of(config: Config) -> str:
     if config.compute_dtype != "auto":
         return config.compute_dtype
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
+def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
+    """Return `step_fn`, `init_fn` and the shapes of a batch, for `replicator plan`.
+
+    A decoder of 16 billion parameters in the layout of Llama, sequences of 2,048
+    tokens, 6 to a device: MaxText's, of whose speed on TPU v5e numbers are published.
+
+    Args:
+      rep: Where it is to train.
+      small: Whether to shrink everything, for `--rehearse`: 2 layers of width 256,
+        sequences of 8 tokens, one to a device.
+    """
+    config = Config(
+        layers=2 if small else 32,
+        width=256 if small else 4096,
+        heads=16 if small else 64,
+        context=8 if small else 2048,
+        global_batch=(1 if small else 6) * rep.mesh.size,
+    )
+    make_model = functools.partial(
+        Transformer,
+        vocabulary=256 if small else 32_000,
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        head_size=16 if small else 128,
+        mlp_width=256 if small else 28_672,
+        context=config.context,
+        tied=False,
+        remat=True,
+        attention="blocks",
+        compute_dtype=None if small else jnp.bfloat16,
+        **layouts.KINDS["llama"],
+    )
+    init_fn, step_fn = make_training(rep, config, unread(make_model))
+    return step_fn, init_fn, batch_shapes(config)
 
 
 def read_state(

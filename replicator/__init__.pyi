@@ -41,8 +41,9 @@ from .engine.step.optimizer import wrap_optimizer
 from .engine.step.optimizer_state import OptimizerState, scale_loss
 from .inputs.context import InputContext
 from .inputs.options import InputOptions
-from .replicator import Replicator, run
+from .replicator import Replicator, choose, run
 from .training.session import Session
+from .tuning.topologies import devices_of
 
 __all__ = [
     "CompiledStep",
@@ -72,7 +73,9 @@ __all__ = [
     "assume_replicated",
     "broadcast",
     "checkpoint",
+    "choose",
     "compat",
+    "devices_of",
     "distributed",
     "ema",
     "errors",

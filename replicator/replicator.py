@@ -20,8 +20,6 @@ from replicator.base.method_functions import as_function
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
 from replicator.checkpoint.pieces.copy_place import CopyPlace
 from replicator.checkpoint.retention import Retention
-from replicator.distributed import same_everywhere
-from replicator.distributed.given_machine import find_machine
 from replicator.distributed.jax_group import require_joined
 from replicator.engine import make_step
 from replicator.engine.compiled_step import CompiledStep
@@ -59,6 +57,8 @@ from replicator.training.options import RunOptions
 from replicator.training.run_spec import make_run_spec
 from replicator.training.session import Session
 from replicator.training.watchdog.limits import Limits
+from replicator.tuning.choosing.chooser import Chooser
+from replicator.tuning.choosing.decision import Decision
 
 
 @tracebacks.short_tracebacks
@@ -69,11 +69,12 @@ class Replicator:
       num_replicas: Number of devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
       strategy: A strategy of `replicator.strategies`, by which a step and its state
-        are spread; by default each device has a replica. A function `(variables,
-        devices)` that returns one that partitions is called for the first state.
+        are spread; by default each device has a replica. `"auto"`: several are tried
+        when a run begins; see `choose`. A function `(variables, devices)` that returns
+        one is called when the first state is made.
       machine: A `strategies.Machine`, or a cluster's file or its text: it has the
-        number of devices of a host, for `hybrid()` and rules that sum by hosts. By
-        default what `replicator launch --machine` was given.
+        number of devices of a host, for `hybrid()` and rules that sum by hosts, and
+        figures for `"auto"`. By default what `replicator launch --machine` was given.
       reduction: `"fast"` leaves the order in which gradients add up to XLA. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
         2 × 4 give the same bits; 1 × 8 does for layers and convolutions, not attention.
@@ -91,7 +92,7 @@ class Replicator:
         num_replicas: int | None = None,
         *,
         devices: Sequence[Device] | None = None,
-        strategy: Strategy | Builder | None = None,
+        strategy: Strategy | Builder | Literal["auto"] | None = None,
         machine: Machine | str | os.PathLike[str] | None = None,
         reduction: Reduction = "fast",
         max_in_flight: int = DEFAULT_RUN_AHEAD,
@@ -105,34 +106,28 @@ class Replicator:
         if compilation_cache:
             enable_compilation_cache()
         mesh = replica_mesh(num_replicas, devices=devices)
-        here = find_machine(machine, mesh.devices.size)
-        self._layout: Layout = make_step.make_layout(
-            mesh, strategy, reduction=reduction, processes=same_everywhere, machine=here
-        )
+        self.decision = Decision(mesh, strategy, reduction, machine=machine)
         self._defaults = CompileOptions(
             max_in_flight=max_in_flight, reduction=reduction
         )
         # By function, so that evaluating every n steps compiles once.
         self._evaluation = functools.lru_cache(maxsize=16)(self.compile_evaluation)
-        predict = functools.partial(
-            Prediction, layout=self._layout, max_in_flight=max_in_flight
-        )
-        self._prediction = functools.lru_cache(maxsize=16)(predict)
+        self._prediction = functools.lru_cache(maxsize=16)(Prediction)
 
     @property
     def mesh(self) -> Mesh:
         """The mesh; its only axis is `replica` unless the strategy partitions."""
-        return self._layout.mesh
+        return self.layout.mesh
 
     @property
     def layout(self) -> Layout:
         """The layout of state and batches on the mesh."""
-        return self._layout
+        return self.decision.layout
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas that a step runs on."""
-        return self._layout.num_replicas
+        return self.layout.num_replicas
 
     def wrap_optimizer(
         self,
@@ -152,7 +147,7 @@ class Replicator:
         >>> optimizer = rep.wrap_optimizer(optax.sgd(0.1))
         >>> opt = optimizer.init({"w": jnp.zeros(3)})
         """
-        make_step.check_own_sums(self._layout, accumulate)
+        self.decision.check_own_sums(accumulate)
         return optimizers.wrap_optimizer(
             tx,
             name=name,
@@ -160,7 +155,7 @@ class Replicator:
             loss_scale=loss_scale,
             accumulate=accumulate,
             reduction=self._defaults.reduction,
-            strategy=lambda: make_step.rules_of(self._layout),
+            strategy=self.decision.rules,
         )
 
     @eager("rep.init")
@@ -183,7 +178,7 @@ class Replicator:
         """
         check_function("init_fn", init_fn, "key")
         key, _ = run_keys(seed)
-        return first_state(init_fn, self._layout, key=key).born()
+        return first_state(init_fn, self.layout, key=key).born()
 
     @eager("rep.put")
     def put(self, state: PyTree) -> PyTree:
@@ -204,7 +199,7 @@ class Replicator:
         >>> params = init_params(key)                    # or what a file holds
         >>> state = rep.put({"params": params, "opt": optimizer.init(params)})
         """
-        return placed_copy(state, self._layout)
+        return placed_copy(state, self.layout)
 
     @overload
     def compile(
@@ -270,7 +265,7 @@ class Replicator:
             return make_step.debug_step(step_fn, options, counted=False)
         check = FirstUpdateCheck() if check_first_updates else None
         return make_step.compiled_step(
-            step_fn, self._layout, options, counted=False, phases=Phases(), check=check
+            step_fn, self.layout, options, counted=False, phases=Phases(), check=check
         )
 
     def inspect(
@@ -329,7 +324,7 @@ class Replicator:
         >>> with rep.batches(dataset, replicator.InputOptions(epochs=1)) as batches:
         ...     sizes = [batch.examples for batch in batches]
         """
-        return open_input(dataset, self._layout, options=options, start=start)
+        return open_input(dataset, self.layout, options=options, start=start)
 
     def run(  # noqa: D417 (`RunOptions` describes the options)
         self,
@@ -567,7 +562,7 @@ class Replicator:
           ArgumentError: As `session`.
         """
         spec = make_run_spec(
-            step_fn, dataset, options, self._layout, self._defaults, self._evaluation
+            step_fn, dataset, options, self.decision, self._defaults, self._evaluation
         )
         return Session(spec)
 
@@ -591,7 +586,7 @@ class Replicator:
         >>> losses = evaluation(init_params(key), dataset)
         """
         most = self._defaults.max_in_flight
-        return Evaluation(eval_fn, self._layout, block=block, max_in_flight=most)
+        return Evaluation(eval_fn, self.layout, block=block, max_in_flight=most)
 
     def evaluate(
         self,
@@ -672,7 +667,10 @@ class Replicator:
           NonFiniteError: A batch holds NaN.
         """
         check_function("predict_fn", predict_fn)
-        return self._prediction(predict_fn, block=block)(state, dataset, inputs=inputs)
+        options = {"block": block, "max_in_flight": self._defaults.max_in_flight}
+        prediction = self._prediction(predict_fn, self.layout, **options)
+        return prediction(state, dataset, inputs=inputs)
 
 
 run = as_function(Replicator.run, Replicator)
+choose = as_function(Chooser.choose, functools.partial(Chooser, Replicator))

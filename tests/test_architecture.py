@@ -25,6 +25,7 @@ FLOORS = [
     "distributed monitoring",
     "inputs checkpoint hooks",
     "engine nnx",
+    "tuning",
     "training",
     "options replicator launchpad_bridge testing",
     "cli compat",
@@ -64,7 +65,11 @@ FORBIDDEN = [
     ("models", "experiments"),
 ]
 HEAVY = {
-    "cloudpickle": {"replicator/launchpad_bridge/recipes.py"},
+    "cloudpickle": {
+        "replicator/launchpad_bridge/recipes.py",
+        "replicator/tuning/choosing/elsewhere.py",
+        "replicator/tuning/compiling.py",
+    },
     "ray": {
         "replicator/launchpad_bridge/launchers/on_ray/ray_cluster.py",
         "replicator/launchpad_bridge/launchers/on_ray/ray_session.py",

@@ -38,7 +38,7 @@ def test_the_wheel_holds_the_package_alone(wheel):
     roots = {name.split("/")[0] for name in names}
     assert {root for root in roots if not root.endswith(".dist-info")} == {"replicator"}
     assert {"replicator/py.typed", "replicator/cli/digits.npz"} <= set(names)
-    pages = "cli/report_page", "launchpad_bridge/view/dashboard"
+    pages = "cli/look/report_page", "launchpad_bridge/view/dashboard"
     assets = {f"replicator/{p}/page.{kind}" for p in pages for kind in ("css", "js")}
     assert assets <= set(names)
     assert "replicator/strategies/hardware.toml" in names

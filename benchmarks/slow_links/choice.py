@@ -1,15 +1,20 @@
-"""A choice among candidates: by predictions first, then by trials in turns."""
+"""A choice by `decide`, of candidates that are compiled: by predictions and trials."""
 
 from collections.abc import Callable, Mapping
 
-from benchmarks.slow_links.models import PLAIN
 from replicator.strategies import StepTime, Strategy
+from replicator.strategies.choose import (
+    Candidate,
+    Checked,
+    Compiled,
+    Event,
+    Search,
+    Timed,
+    decide,
+)
 
-_TRIAL_TURNS = 2
-_MOST_TRIALS = 4
-_WORTH_A_TRIAL = 3.0
-"""Ratio to the least prediction above which a candidate is not tried."""
-_ALWAYS_TRIED = (PLAIN, "fsdp")
+_TRIALS = 5
+_TURNS = 3
 
 
 def choose(
@@ -17,16 +22,29 @@ def choose(
     predicted: Mapping[str, StepTime],
     trial_s: Callable[[str], float],
 ) -> str:
-    """Return the name of a strategy, chosen by predictions and then by trials.
+    """Return the name of the strategy that is chosen.
 
     Args:
-      strategies: The candidates by name.
+      strategies: The candidates by name; each fits.
       predicted: By name, the time of a step by the model.
       trial_s: Measures the seconds of a step of a candidate.
     """
-    ranked = sorted(strategies, key=lambda name: predicted[name].high_s)
-    longest_s = _WORTH_A_TRIAL * predicted[ranked[0]].high_s
-    tried = [name for name in ranked if predicted[name].high_s <= longest_s]
-    tried = list(dict.fromkeys([*tried[:_MOST_TRIALS], *_ALWAYS_TRIED]))
-    turns = [{name: trial_s(name) for name in tried} for _ in range(_TRIAL_TURNS)]
-    return min(tried, key=lambda name: min(turn[name] for turn in turns))
+
+    def event_of(verb: str, name: str) -> Event:
+        if verb == "compile":
+            return Compiled(name=name, program=name, predicted=predicted[name])
+        if verb == "check":
+            return Checked(name=name, result="ungated", why="not what is measured")
+        return Timed(name=name, seconds=trial_s(name))
+
+    candidates = tuple(
+        Candidate(name=name, strategy=strategy, predicted=predicted[name])
+        for name, strategy in strategies.items()
+    )
+    search = Search(candidates=candidates, trials=_TRIALS, turns=_TURNS)
+    search, action = decide(search)
+    while action.verb != "end":
+        assert action.name is not None, "it is about a candidate"
+        search, action = decide(search, event_of(action.verb, action.name))
+    assert action.name is not None, "all of them fit"
+    return action.name

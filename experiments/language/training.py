@@ -102,6 +102,12 @@ class Language:
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+def unread(make_model: Callable[..., Transformer]) -> Language:
+    """Return a network without a text, for what reads none: plans."""
+    none = np.zeros(0, np.int32)
+    return Language(train=none, held_out=none, decode=str, make_model=make_model)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Results of a training.

@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
+from replicator.base.mesh import spans_processes
 from replicator.base.out_of_memory import is_out_of_memory, readable
 from replicator.base.types import Dataset, PyTree, StepFn
 from replicator.engine import memory
@@ -146,25 +148,33 @@ def fit_accumulate(
     )
 
 
-def first_batch(dataset: Dataset, layout: Layout, options: InputOptions) -> PyTree:
+def first_batch(
+    dataset: Dataset,
+    layout: Layout,
+    options: InputOptions,
+    *,
+    why: str = "auto_microbatch=True",
+) -> PyTree:
     """Read the first global batch of a dataset, as a step gets it, and no more.
 
     Args:
       dataset: It is read again afterwards.
       layout: Layout of the replicas on devices.
       options: Options of the input.
+      why: Argument that needs it, for errors.
 
     Raises:
       ArgumentError: The dataset can be read only once, or its shapes change.
       BatchError: It is empty, or does not divide over the replicas.
     """
-    refuse_shapes(options, "with `auto_microbatch`, which fits the first batch")
-    check_read_anew(
-        "dataset", dataset, why="auto_microbatch=True", adapters=options.adapters
-    )
+    refuse_shapes(options, f"with `{why}`, which takes the first batch")
+    check_read_anew("dataset", dataset, why=why, adapters=options.adapters)
     alone = dataclasses.replace(options, accumulate=1, steps_per_call=1, steps=1)
     with open_input(dataset, layout, options=alone) as batches:
-        return jax.tree.map(np.asarray, next(batches).value)
+        batch = next(batches).value
+        if spans_processes(layout.mesh):
+            return multihost_utils.process_allgather(batch, tiled=True)
+        return jax.tree.map(np.asarray, batch)
 
 
 def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:

@@ -250,17 +250,19 @@ class CompiledStep:
 
     @in_no_mesh
     def lower(self, state: PyTree, batch: PyTree, key: Key | None = None):
-        """Trace, prove and lower the step, and compile nothing.
+        """Trace, prove and lower the step; arguments as for `trace`."""
+        return _lowered(self.trace(state, batch, key))
+
+    @in_no_mesh
+    def trace(self, state: PyTree, batch: PyTree, key: Key | None = None):
+        """Trace and prove the step: a `jax.stages.Traced`.
 
         Args:
           state: Arrays or `jax.ShapeDtypeStruct`s with shardings.
-          batch: As in a call.
+          batch: As in a call, or `jax.ShapeDtypeStruct`s.
           key: As in a call.
-
-        Returns:
-          A `jax.stages.Lowered`.
         """
-        return _lowered(self._trace(state, self._value(batch), key))
+        return self._trace(state, self._value(batch, placed_shapes), key)
 
     @in_no_mesh
     def inspect(
@@ -355,13 +357,10 @@ class CompiledStep:
             unmasked=without_mask(traced.jaxpr.jaxpr, state, batch),
             alike=Alike.of(state, batch, key),
             key=program_key(lowered) if self._first_updates is not None else "",
-            copy_bytes=self._copy_bytes(state),
+            copy_bytes=self._options.state_copies * memory.state_bytes(state),
         )
         self._uncounted.append((took_s, traced.jaxpr, program))
         return program
-
-    def _copy_bytes(self, state: PyTree) -> int:
-        return self._options.state_copies * memory.state_bytes(state)
 
     def _trace(self, state: PyTree, batch: PyTree, key: Key | None):
         return trace_checked(

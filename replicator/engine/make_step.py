@@ -36,7 +36,7 @@ from replicator.strategies.variables import Variable
 
 def make_layout(
     mesh: Mesh,
-    strategy: Strategy | Builder | None,
+    strategy: Strategy | Builder | str | None,
     *,
     reduction: Reduction,
     processes: ProcessGroup | None = None,

@@ -30,6 +30,9 @@ class MemoryNeed:
       aliased_bytes: Size of outputs that reuse donated arguments: counted once.
       program_bytes: Size of the program itself.
       copy_bytes: Size of the copies of the state that saves make beside it.
+      peak_bytes: The compiler's own figure of the peak, without copies of saves; 0 if
+        it has none. `total_bytes` may be above it: parts that are not needed at the
+        same time share memory.
     """
 
     arguments_bytes: int
@@ -38,6 +41,7 @@ class MemoryNeed:
     aliased_bytes: int = 0
     program_bytes: int = 0
     copy_bytes: int = 0
+    peak_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -78,6 +82,7 @@ def memory_need(
         aliased_bytes=stats.alias_size_in_bytes,
         program_bytes=stats.generated_code_size_in_bytes,
         copy_bytes=copy_bytes,
+        peak_bytes=getattr(stats, "peak_memory_in_bytes", 0),
     )
 
 
@@ -158,7 +163,7 @@ def _remedy(
 ) -> str:
     choices = larger_divisors(replica_batch, accumulate)
     if need is not None and limit_bytes is not None:
-        choices = [k for k in choices if _may_fit(need, limit_bytes, k / accumulate)]
+        choices = [k for k in choices if may_fit(need, limit_bytes, k / accumulate)]
     if not choices:
         return "Use a smaller global batch, a smaller model or more replicas."
     *first, last = [f"`accumulate={k}`" for k in choices[:3]]
@@ -173,7 +178,12 @@ def _without_copy(need: MemoryNeed | None) -> str:
     return f' `checkpoint_copy="host"` needs {freed} less.'
 
 
-def _may_fit(need: MemoryNeed, limit_bytes: int, smaller: float) -> bool:
-    """Guess: temporaries shrink with the microbatch; up to a half may not shrink."""
+def may_fit(need: MemoryNeed, limit_bytes: float, smaller: float) -> bool:
+    """Guess: temporaries shrink with the microbatch; up to a half may not shrink.
+
+    >>> need = MemoryNeed(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=100)
+    >>> may_fit(need, 80, 2), may_fit(need, 60, 2)
+    (True, False)
+    """
     shrunk = need.temporaries_bytes * (0.5 + 0.5 / smaller)
     return need.total_bytes - need.temporaries_bytes + shrunk <= limit_bytes

@@ -152,13 +152,20 @@ def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -
 def is_same_run(
     directory: str | os.PathLike[str], *, seed: int, arguments: Mapping[str, PyTree]
 ) -> bool:
-    """Return whether `directory` has the record of a run of this seed and arguments."""
+    """Return whether `directory` has the record of a run of this seed and arguments.
+
+    Another choice of a strategy makes it no other run.
+    """
     try:
         found = json.loads((Path(directory) / RECORD_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     wanted = json.loads(strict_json({"seed": seed, "arguments": arguments}))
-    return {name: found.get(name) for name in wanted} == wanted
+    found = {name: found.get(name) for name in wanted}
+    for each in (wanted, found):
+        if isinstance(each["arguments"], dict) and each["arguments"].pop("choice", 0):
+            del each["arguments"]["strategy"]
+    return found == wanted
 
 
 def versions() -> dict[str, str | None]:

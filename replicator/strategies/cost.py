@@ -109,14 +109,8 @@ def predict(features: Features, machine: Machine) -> StepTime:
             "name the kind in its file: `device: ...`."
         )
     links_s = {link.level: 0.0 for link in machine.links}
-    for traffic in features.traffic:
-        found = {
-            link.level: _seconds(traffic, link)
-            for link in _passed(traffic, machine.links)
-        }
-        if found:
-            slowest = max(found, key=found.__getitem__)
-            links_s[slowest] += found[slowest]
+    for _, level, seconds in _on_levels(features, machine):
+        links_s[level] += seconds
     hardware = machine.hardware
     memory_speed = hardware.memory_bytes_per_s or math.inf
     return StepTime(
@@ -165,6 +159,39 @@ def forecast(
             each for variable in variables for each in sent(strategy, variable, mesh)
         ),
     )
+
+
+def bytes_by_level(features: Features, machine: Machine) -> dict[str, int]:
+    """Return the bytes that a device sends over each level of links.
+
+    Args:
+      features: Work of the step on one device.
+      machine: The machine, with or without figures.
+
+    >>> sent = {"axes": ("replica",), "wire_bytes": 100, "stride": 1, "span": 16}
+    >>> sums = Traffic(kind="all-reduce", **sent)
+    >>> features = Features(num_devices=16, flops={}, traffic=(sums,))
+    >>> bytes_by_level(features, Machine.from_topology("h100:2x8"))
+    {'network': 100}
+    """
+    found: dict[str, int] = {}
+    for traffic, level, _ in _on_levels(features, machine):
+        found[level] = found.get(level, 0) + traffic.wire_bytes
+    return found
+
+
+def _on_levels(
+    features: Features, machine: Machine
+) -> Iterator[tuple[Traffic, str, float]]:
+    """Yield each collective with the slowest level that it passes, and its seconds."""
+    for traffic in features.traffic:
+        found = {
+            link.level: _seconds(traffic, link)
+            for link in _passed(traffic, machine.links)
+        }
+        if found:
+            slowest = max(found, key=found.__getitem__)
+            yield traffic, slowest, found[slowest]
 
 
 def _passed(traffic: Traffic, links: Sequence[Link]) -> Iterator[Link]:

@@ -109,7 +109,11 @@ class SaveCheckpoints(Hook):
         self._is_known = self._ranks_by is None  # that there is such a number
         self._evaluation = evaluation
         self._comparison = comparison
-        self._about = {"began": resumed.began._asdict(), **_settings(spec)}
+        self._about = {
+            "began": resumed.began._asdict(),
+            "choice": _decision(spec.arguments.get("choice")),
+            **_settings(spec),
+        }
         self._log = spec.log_once
         self._logged = store.counts
         # Written by the store's thread before it counts the save; read and cleared by
@@ -319,6 +323,13 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     """Return settings that may change when a run resumes."""
     names = ("strategy", "accumulate", "steps_per_call", "steps")
     return {name: spec.arguments.get(name) for name in names}
+
+
+def _decision(choice: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what was decided, without what was found out on the way."""
+    if choice is None:
+        return None
+    return {name: value for name, value in choice.items() if name != "candidates"}
 
 
 def _of_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -344,3 +344,31 @@ def replica_checks_of(options: RunOptions) -> Every | None:
             "None. Pass it, or leave `on_mismatch` out."
         )
     return None
+
+
+def check_left_to_run(options: RunOptions) -> None:
+    """Refuse `inputs` whose options contradict those of the run.
+
+    Raises:
+      ArgumentError: One does.
+
+    >>> check_left_to_run(RunOptions(accumulate=2, inputs=InputOptions(accumulate=2)))
+    """
+    if (inputs := options.inputs) is None:
+        return
+    default = InputOptions()
+    for name, of_input, unset, of_run in (
+        ("accumulate", inputs.accumulate, default.accumulate, options.accumulate),
+        (
+            "steps_per_call",
+            inputs.steps_per_call,
+            default.steps_per_call,
+            options.steps_per_call,
+        ),
+        ("steps", inputs.steps, default.steps, options.steps),
+    ):
+        if of_input not in (unset, of_run):
+            raise ArgumentError(
+                f"`inputs` must leave `{name}` to the run, got {of_input}. Pass "
+                f"`{name}={of_input}` to `run` itself."
+            )

@@ -42,6 +42,7 @@ from replicator.training.options import (
     Evaluating,
     LoopPlan,
     RunOptions,
+    check_left_to_run,
     checkpointing_of,
     evaluating_of,
     replica_checks_of,
@@ -50,6 +51,8 @@ from replicator.training.reports.first_updates import first_update_check
 from replicator.training.reports.journal import open_journal
 from replicator.training.reports.recording import Recording, recording_of
 from replicator.training.watchdog.limits import Limits, as_limits
+from replicator.tuning.choosing.decision import Decision
+from replicator.tuning.choosing.runs import decided_layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,7 @@ def make_run_spec(
     step_fn: StepFn | None,
     dataset: Dataset | None,
     options: RunOptions,
-    layout: Layout,
+    decision: Decision,
     defaults: CompileOptions,
     evaluation_of: Callable[..., Evaluation],
 ) -> RunSpec:
@@ -153,7 +156,7 @@ def make_run_spec(
       step_fn: Step of one replica; None if the loop has steps of its own.
       dataset: Training data; None if the loop has batches of its own.
       options: All other options of the user.
-      layout: Layout of state and batches on devices.
+      decision: Layout of state and batches on devices; decided here if it is not yet.
       defaults: Options of lifting a step that the run does not set.
       evaluation_of: `rep.compile_evaluation`, cached by function.
 
@@ -164,16 +167,18 @@ def make_run_spec(
     checkpointing = checkpointing_of(options)
     evaluating = evaluating_of(options)
     recording, replica_checks = recording_of(options), replica_checks_of(options)
-    _check_kinds(step_fn, options)
+    _check_kinds(step_fn, options, decision)
     lifting = _lifting(options, defaults, checkpointing)
     plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
-    _check_left_to_run(options)
+    check_left_to_run(options)
     if options.steps is None and dataset is not None:
         adapters = () if options.inputs is None else options.inputs.adapters
         dataset = ending("dataset", dataset, adapters=adapters)
     limits, hooks = as_limits(options.step_timeout), checked_hooks(options.hooks)
     if checkpointing is not None:
         hook_states(hooks)  # refuses one that could not be saved
+    _check_first_state(options)
+    layout = decided_layout(decision, step_fn, dataset, options, lifting)
     first = _first_state(options, layout)
     events = open_journal(recording.directory)
     lifting = _fitted(step_fn, dataset, options, lifting, first, layout)
@@ -196,7 +201,10 @@ def make_run_spec(
         plan=plan,
         reading=reading,
         seed=options.seed,
-        arguments=_arguments(plan, checkpointing, lifting, layout, reading),
+        arguments={
+            **_arguments(plan, checkpointing, lifting, layout, reading),
+            **({} if decision.record is None else {"choice": decision.record}),
+        },
         recording=recording,
         checkpointing=checkpointing,
         evaluating=evaluating,
@@ -233,12 +241,15 @@ def _lifting(
     )
 
 
-def _check_kinds(step_fn: StepFn | None, options: RunOptions) -> None:
+def _check_kinds(
+    step_fn: StepFn | None, options: RunOptions, decision: Decision
+) -> None:
     check_kind("spikes", options.spikes, Spikes)
     check_flags(auto_microbatch=options.auto_microbatch, debug=options.debug)
-    check_memory_limit(
-        options.memory_limit_bytes, auto_microbatch=options.auto_microbatch
-    )
+    if decision.is_made:
+        check_memory_limit(
+            options.memory_limit_bytes, auto_microbatch=options.auto_microbatch
+        )
     check_kind("inputs", options.inputs, InputOptions)
     if options.node is not None and not isinstance(options.node, ProgramNode):
         raise ArgumentError(
@@ -266,7 +277,7 @@ def _check_own_steps(options: RunOptions) -> None:
         )
 
 
-def _first_state(options: RunOptions, layout: Layout) -> FirstState:
+def _check_first_state(options: RunOptions) -> None:
     require_eager("rep.run")
     init_fn, init_state = options.init_fn, options.init_state
     if init_fn is None and init_state is None:
@@ -281,10 +292,14 @@ def _first_state(options: RunOptions, layout: Layout) -> FirstState:
             "One of `init_fn` and `init_state` must be given, got both. Pass "
             "`init_fn`, or a state to go on from."
         )
-    if init_fn is None:
-        return given_run(init_state, layout, seed=options.seed)
-    check_function("init_fn", init_fn, "key")
-    return first_run(init_fn, layout, seed=options.seed)
+    if init_fn is not None:
+        check_function("init_fn", init_fn, "key")
+
+
+def _first_state(options: RunOptions, layout: Layout) -> FirstState:
+    if options.init_fn is None:
+        return given_run(options.init_state, layout, seed=options.seed)
+    return first_run(options.init_fn, layout, seed=options.seed)
 
 
 def _step(
@@ -361,28 +376,6 @@ def _arguments(
         "strategy": layout.describe() | {"reduction": lifting.reduction},
         "inputs": dataclasses.asdict(reading),
     }
-
-
-def _check_left_to_run(options: RunOptions) -> None:
-    """Refuse `inputs` whose options contradict those of the run."""
-    if (inputs := options.inputs) is None:
-        return
-    default = InputOptions()
-    for name, of_input, unset, of_run in (
-        ("accumulate", inputs.accumulate, default.accumulate, options.accumulate),
-        (
-            "steps_per_call",
-            inputs.steps_per_call,
-            default.steps_per_call,
-            options.steps_per_call,
-        ),
-        ("steps", inputs.steps, default.steps, options.steps),
-    ):
-        if of_input not in (unset, of_run):
-            raise ArgumentError(
-                f"`inputs` must leave `{name}` to the run, got {of_input}. Pass "
-                f"`{name}={of_input}` to `run` itself."
-            )
 
 
 def _reading(options: RunOptions, lifting: CompileOptions) -> InputOptions:

@@ -10,7 +10,7 @@ import replicator.launchpad_bridge as lp
 from replicator.checkpoint import CheckpointStore
 from replicator.cli.main import COMMANDS
 from tests.checkpoint.states import small_snapshot
-from tests.cli.report_page.runs import make_run
+from tests.cli.look.report_page.runs import make_run
 from tests.launchpad_bridge.noted import wait_until_noted
 from tests.launchpad_bridge.programs import Counter
 from tests.training.postmortem.test_replay import died

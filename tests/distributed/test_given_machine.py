@@ -4,9 +4,13 @@ import jax.numpy as jnp
 import pytest
 
 from replicator import Replicator, strategies
+from replicator.base.mesh import replica_mesh
 from replicator.distributed.given_machine import MACHINE_VARIABLE, find_machine
 from replicator.engine.make_step import rules_of
 from replicator.strategies import Machine, Rule
+from replicator.tuning.choosing.decision import Decision
+from replicator.tuning.choosing.measuring import Subject
+from replicator.tuning.choosing.search import Choosing, ChoosingOptions
 
 NODE = "{{address: {}, cpus: [0, 1, 2, 3], chief: {}}}"
 CLUSTER = f"nodes: [{NODE.format('a', 'yes')}, {NODE.format('b', 'no')}]"
@@ -85,3 +89,19 @@ def test_devices_of_a_host_are_joined_by_faster_links_than_the_network(
     machine, devices
 ):
     assert machine.devices_per_host == devices
+
+
+def test_a_choice_has_the_levels_of_the_machine():
+    mesh = replica_mesh()
+    decision = Decision(mesh, "auto", "fast", machine=CLUSTER)
+    subject = Subject(
+        step_fn=lambda s, b: (s, {}), init_fn=None, batch={}, decision=decision
+    )
+    found = Choosing(subject, mesh, ChoosingOptions()).machine
+    assert [(link.level, link.devices) for link in found.links] == [
+        ("host", 4),
+        ("network", 8),
+    ]
+    mine = Machine.from_devices()
+    given = Choosing(subject, mesh, ChoosingOptions(machine=mine)).machine
+    assert given == mine

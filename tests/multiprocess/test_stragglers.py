@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from replicator import Replicator
-from replicator.cli.report_page.page import write_report
+from replicator.cli.look.report_page.page import write_report
 from replicator.hooks import Hook
 from replicator.monitoring.events import read_events
 from replicator.training.watchdog import heartbeats

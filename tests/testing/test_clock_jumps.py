@@ -20,7 +20,7 @@ FOR_PEOPLE = {
     "replicator/monitoring/events.py",
     "replicator/launchpad_bridge/view/watching/journal.py",
     "replicator/launchpad_bridge/view/watching/watcher.py",
-    "replicator/cli/report_page/page.py",
+    "replicator/cli/look/report_page/page.py",
     "replicator/rpc/security/certificates.py",
     "replicator/monitoring/run_record.py",
     "replicator/writers/tensorboard.py",

@@ -83,16 +83,7 @@ class OneDevice:
             raise NotChecked("its host callbacks would run twice")
         self._traced, self._outputs = traced, jax.tree.structure(outputs)
         self.rounding = narrowest(traced.jaxpr, on_cpu=device.platform == "cpu")
-        user = [True] * len(jax.tree.leaves(given[:2]))
-        user += [False] * len(jax.tree.leaves(given.key))
-        compared, moves = comparable(traced.jaxpr, user)
-        marks = [a + 2 * b for a, b in zip(compared, moves, strict=True)]
-        marked = _looked_at(self._outputs.unflatten(marks))
-        names = paths_and_groups(*_looked_at(outputs))
-        self.compared = [
-            Compared(*name, moves=mark == 3) if mark % 2 else None
-            for name, mark in zip(names, jax.tree.leaves(marked), strict=True)
-        ]
+        self.compared = compared_results(traced, outputs, given)
 
     def results(self, given: UpdateInputs, *, wide: bool = False) -> list:
         """Return the state and the metrics after an update.
@@ -129,7 +120,7 @@ class OneDevice:
         if self.rounding:
             yield self.results(given, wide=True)
         for seed in range(_NUDGES):
-            state, batch = _nudged((given.state, given.batch), seed)
+            state, batch = nudged((given.state, given.batch), seed)
             found = self.results(UpdateInputs(state, batch, given.key))
             pairs = zip(results_of(given.state, ()), results_of(state, ()), strict=True)
             for number, (old, new) in enumerate(pairs):
@@ -147,8 +138,34 @@ class OneDevice:
             raise NotChecked(f"one device would need {need.describe()}")
 
 
-def _nudged(tree: PyTree, seed: int) -> PyTree:
-    """Move floats by some roundings, but for whole numbers: those count and mask."""
+def compared_results(
+    traced: core.ClosedJaxpr, outputs: Outputs, given: UpdateInputs
+) -> list[Compared | None]:
+    """Describe each result of an update; None for one that is not compared.
+
+    Args:
+      traced: Program of one replica.
+      outputs: Shapes of its results.
+      given: Its inputs.
+    """
+    user = [True] * len(jax.tree.leaves(given[:2]))
+    user += [False] * len(jax.tree.leaves(given.key))
+    compared, moves = comparable(traced.jaxpr, user)
+    marks = [a + 2 * b for a, b in zip(compared, moves, strict=True)]
+    marked = _looked_at(jax.tree.structure(outputs).unflatten(marks))
+    names = paths_and_groups(*_looked_at(outputs))
+    return [
+        Compared(*name, moves=mark == 3) if mark % 2 else None
+        for name, mark in zip(names, jax.tree.leaves(marked), strict=True)
+    ]
+
+
+def nudged(tree: PyTree, seed: int) -> PyTree:
+    """Move floats by some roundings, but for whole numbers: those count and mask.
+
+    >>> float(nudged({"x": np.float32(1.5)}, 0)["x"]) != 1.5
+    True
+    """
     draw = np.random.default_rng(seed)
 
     def move(leaf: Any) -> Any:

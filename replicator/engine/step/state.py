@@ -265,9 +265,9 @@ def first_state(init_fn: InitFn, layout: Layout, *, key: Key) -> FirstState:
         traced, shapes = jax.make_jaxpr(whole, return_shape=True)(key)
     shardings = layout.state_shardings(shapes)
     layout.check_state(shapes)
+    program = jax.jit(core.jaxpr_as_fun(traced), out_shardings=shardings)
 
     def born() -> PyTree:
-        program = jax.jit(core.jaxpr_as_fun(traced), out_shardings=shardings)
         if layout.num_replicas == 1 and spans_processes(layout.mesh):
             # Pieces of different states would make a wrong one.
             processes, mesh = layout.processes, layout.mesh

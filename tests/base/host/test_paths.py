@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from replicator.checkpoint import CheckpointStore, Snapshot
-from replicator.cli import certificates, demo, doctor, report
+from replicator.cli import certificates, demo, doctor
+from replicator.cli.look import report
 from replicator.errors import ArgumentError
 from replicator.hooks import StateCallback, every
 from replicator.inputs.options import InputOptions

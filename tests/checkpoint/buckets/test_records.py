@@ -17,7 +17,7 @@ from replicator.errors import ArgumentError, BucketError, CheckpointInUseError
 from replicator.hooks import Hook, StateCallback, every
 from replicator.training.reports import uploads as module
 from replicator.training.reports.uploads import Uploads
-from tests.cli.report_page.runs import make_run
+from tests.cli.look.report_page.runs import make_run
 from tests.steps import regression_batch, replicas, trainer
 
 

@@ -1,0 +1,1 @@
+"""Commands that look: at runs, at programs, at devices and at plans."""

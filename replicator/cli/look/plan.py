@@ -1,0 +1,233 @@
+"""`replicator plan`: what a step needs on devices that need not be there."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicator.base.host.paths import expanded
+from replicator.base.out_of_memory import readable
+from replicator.cli.look.plan_plot import plot_of
+from replicator.cli.tables import make_console, print_table
+from replicator.engine.program_cost import engineering
+from replicator.errors import check_count
+from replicator.replicator import Replicator
+from replicator.strategies.machine import Machine
+from replicator.tuning.named import named_strategies
+from replicator.tuning.plan import (
+    PlanOptions,
+    PlanRow,
+    advice,
+    best_of,
+    efficiencies,
+    nearest_of,
+    plan_rows,
+)
+from replicator.tuning.problem import ProblemFile
+
+SUMMARY = "Forecast memory and speed of a step on devices that need not be there"
+_NOTHING_FITS = 1
+_HEADER = (
+    *("topology", "strategy", "fits", "GiB/device", "of", "s/step", "examples/s"),
+    *("efficiency", "sent by a device"),
+)
+_NUMBERS = ("GiB/device", "of", "s/step", "examples/s", "efficiency")
+_EPILOG = """\
+FUNCTION is `problem(rep)` and returns step_fn, init_fn and a batch of
+`jax.ShapeDtypeStruct`s; it reads no data. TPUs need libtpu, which compiles the real
+step: pip install 'jax-replicator[tpu]'. For GPUs, or without libtpu, it is traced, and
+the rest is a forecast. Seconds are a range: all that is sent hides behind the work, or
+nothing does. Exit code 1 if nothing fits.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "problem", metavar="FILE:FUNCTION", help="such as train.py:problem"
+    )
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="NAME,...",
+        help="such as v5e:16x16 (chips), v5p:4x4x4,8x8x8, or h100:4x8 (hosts, GPUs)",
+    )
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        metavar="NAME,...",
+        help="builders, such as fsdp,hybrid(shard=8); auto for each in turn (default)",
+    )
+    parser.add_argument(
+        "--accumulate",
+        type=int,
+        default=1,
+        metavar="K",
+        help="microbatches of an update (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--forecast", action="store_true", help="compile nothing: seconds, not minutes"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="that one compilation may take (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--json", type=expanded, metavar="FILE", help="write all numbers there"
+    )
+    parser.add_argument(
+        "--plot", type=expanded, metavar="FILE", help="write a picture there (SVG)"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Compile or forecast, one after the other; print the table, and what to change.
+
+    Returns:
+      1 if it is known that nothing fits.
+
+    Raises:
+      ArgumentError: An argument breaks its rule, or the problem is none.
+    """
+    check_count("--accumulate", arguments.accumulate)
+    problem = ProblemFile.from_text(arguments.problem)
+    topologies = topologies_of(arguments.topology)
+    asked = arguments.strategy
+    strategies = None if asked == "auto" else named_strategies(asked)
+    options = PlanOptions(
+        accumulate=arguments.accumulate,
+        compiles=not arguments.forecast,
+        limit_s=arguments.limit,
+    )
+    rows = []
+    for row in plan_rows(
+        problem, topologies, strategies, make_replicator=Replicator, options=options
+    ):
+        rows.append(row)
+        outcome = row.outcome
+        print(
+            f"{row.topology} {row.strategy}: {outcome.status} ({outcome.seconds:g} s)",
+            file=sys.stderr,
+        )
+    print_table(_HEADER, table_rows(rows), right=_NUMBERS)
+    notes = notes_of(rows)
+    make_console().print(*notes, sep="\n", markup=False, highlight=False)
+    if arguments.json is not None:
+        plain = [row.as_json() for row in rows]
+        arguments.json.write_text(json.dumps(plain, indent=1) + "\n")
+    if arguments.plot is not None:
+        Path(arguments.plot).write_text(plot_of(rows))
+    return _NOTHING_FITS if all(row.fits is False for row in rows) else 0
+
+
+def topologies_of(text: str) -> list[str]:
+    """Return the topologies of a list; those without a name have the last one's.
+
+    Raises:
+      ArgumentError: There is none of such a name; the error names those that there are.
+
+    >>> topologies_of("v5p:4x4x4,8x8x8")
+    ['v5p:4x4x4', 'v5p:8x8x8']
+    """
+    found, name = [], ""
+    for part in text.replace(" ", "").split(","):
+        first, colon, shape = part.partition(":")
+        name, shape = (first, shape) if colon else (name, first)
+        found.append(f"{name}:{shape}")
+        Machine.from_topology(found[-1])
+    return found
+
+
+def table_rows(rows: Sequence[PlanRow]) -> list[tuple[str, ...]]:
+    """Return the cells of each row; the best by the model has a star."""
+    best = {
+        row.topology: best_of([each for each in rows if each.topology == row.topology])
+        for row in rows
+    }
+    return [
+        (
+            row.topology,
+            row.strategy + (" *" if row is best[row.topology] else ""),
+            _fits(row),
+            _gib(_needed(row)),
+            _gib(row.limit_bytes),
+            _seconds(row),
+            _number(row.examples_per_s),
+            "" if share is None else f"{share:.3f}",
+            ", ".join(
+                f"{axes} {engineering(sent)}B" for axes, sent in row.sent_bytes.items()
+            ),
+        )
+        for row, share in zip(rows, efficiencies(rows), strict=True)
+    ]
+
+
+def notes_of(rows: Sequence[PlanRow]) -> list[str]:
+    """Return lines below the table: reasons, what to change, and what is a forecast."""
+    notes = []
+    for row in rows:
+        name = f"{row.topology} {row.strategy}"
+        if row.fits is False:
+            others = [each for each in rows if each.topology == row.topology]
+            notes.append(f"{name} does not fit: {advice(row, others)}.")
+        elif row.outcome.reason:
+            notes.append(f"{name}: {row.outcome.status}: {row.outcome.reason}")
+    if any(row.outcome.status == "forecast" for row in rows):
+        notes.append(
+            "Not compiled: a forecast from the traced step and the strategy's table. "
+            "GiB are those of the state; activations come on top of it."
+        )
+    if rows and all(row.fits is False for row in rows):
+        nearest = nearest_of(rows)
+        assert nearest is not None, "each of them lacks memory"
+        missing = readable(round(nearest.excess_bytes or 0))
+        notes.append(
+            f"Nothing fits. The nearest is {nearest.strategy} on {nearest.topology}, "
+            f"which lacks {missing} of each device."
+        )
+    else:
+        notes.append("* the fastest by the cost model of those that may fit.")
+    return [*_work_of(rows), *notes]
+
+
+def _work_of(rows: Sequence[PlanRow]) -> list[str]:
+    work = {(row.outcome.examples, row.outcome.flops) for row in rows}
+    return [
+        f"A step of {examples:,} examples: {engineering(flops)}FLOP of products."
+        for examples, flops in sorted(work)
+        if flops
+    ]
+
+
+def _fits(row: PlanRow) -> str:
+    if row.fits is False:
+        return f"no, {readable(round(row.excess_bytes or 0))} over"
+    named = {"compiled": "yes", "forecast": "its state does"}
+    return named.get(row.outcome.status, row.outcome.status)
+
+
+def _needed(row: PlanRow) -> float | None:
+    if row.outcome.status == "forecast":
+        return row.outcome.state_bytes
+    return row.outcome.memory_bytes
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size / 2**30:.2f}"
+
+
+def _seconds(row: PlanRow) -> str:
+    if row.time is None:
+        return ""
+    low, high = f"{row.time.low_s:.3g}", f"{row.time.high_s:.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,1 @@
+"""Compile a step for devices that may not be there, and compare strategies for it."""

@@ -1,0 +1,1 @@
+"""Choose a strategy: try what may be fastest, and keep the decision."""

@@ -1,0 +1,156 @@
+"""Choose a strategy for a step: `replicator.choose`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from replicator.base.mesh import replica_mesh
+from replicator.base.number_lists import lists_as_arrays
+from replicator.base.tracebacks import short_tracebacks
+from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.engine.first_update.one_device import on_host
+from replicator.engine.sharded_step import CompileOptions
+from replicator.errors import ArgumentError, check_function
+from replicator.strategies.machine import Machine
+from replicator.strategies.rule import Partition
+from replicator.strategies.strategy import Strategy
+from replicator.tuning.choosing.choice import Choice
+from replicator.tuning.choosing.decision import Decision
+from replicator.tuning.choosing.measuring import Subject
+from replicator.tuning.choosing.search import Choosing, ChoosingOptions
+
+
+@short_tracebacks
+class Chooser:
+    """Chooses strategies for replicators that `make` makes.
+
+    Args:
+      make: `Replicator`.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def choose(
+        self,
+        step_fn: StepFn,
+        init_fn: InitFn,
+        batch: PyTree,
+        *,
+        replicator: Any = None,
+        devices: Sequence[Any] | None = None,
+        machine: Machine | None = None,
+        candidates: Sequence[Strategy] | None = None,
+        tensor_rules: Mapping[str, Partition] | None = None,
+        lossy: bool = False,
+        trials: int = 8,
+        accumulate: int = 1,
+        memory_limit_bytes: int | None = None,
+        limit_s: float = 600.0,
+        seed: int = 0,
+    ) -> Choice:
+        """Find the fastest strategy for a step on these devices, and say why.
+
+        Strategies that divide and fit are compiled, the model's best first; one update
+        of each is compared with that of the first of data parallel, zero1 and fsdp that
+        fits; then they are timed in turns. One that fails is left out, with its reason.
+
+        >>> choice = replicator.choose(step_fn, init_fn, batch, trials=2)
+        >>> choice.chosen.status
+        'chosen'
+        >>> rep = choice.replicator
+
+        Args:
+          step_fn: Step of one replica, as `compile` takes it.
+          init_fn: `init_fn(key)` returns the first state.
+          batch: One global batch.
+          replicator: A `Replicator(strategy="auto")` to decide for. Optimizers that it
+            wrapped obey rules for sums, so these are candidates, too.
+          devices: Devices to choose for; all by default.
+          machine: Their links and figures; by default as JAX sees them.
+          candidates: Strategies to choose from; by default all that make sense.
+          tensor_rules: Rules of the model for `tensor_parallel`, which is tried then.
+          lossy: Whether gradients may travel in narrow forms.
+          trials: Most strategies to time; 0 decides by the model alone.
+          accumulate: Number of microbatches of an update.
+          memory_limit_bytes: Memory of a device; as it reports it by default.
+          limit_s: Seconds for all of it; then the best so far is chosen.
+          seed: Seed of the first state.
+
+        Returns:
+          The choice: print it for the table; `choice.replicator` has the strategy.
+
+        Raises:
+          ArgumentError: An argument breaks its rule, or no candidate works.
+          DeviceMemoryError: None fits; names the nearest, and a change that fits.
+        """
+        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+        check_function("init_fn", init_fn, "key")
+        options = ChoosingOptions(
+            machine=machine,
+            candidates=candidates,
+            tensor_rules=tensor_rules,
+            lossy=lossy,
+            trials=trials,
+            memory_limit_bytes=memory_limit_bytes,
+            limit_s=limit_s,
+        )
+        mesh = replica_mesh(devices=devices)
+        decision = Decision(mesh, None, "fast")
+        if replicator is not None:
+            decision = replicator.decision
+            _require_open(decision)
+        subject = Subject(
+            step_fn=step_fn,
+            init_fn=init_fn,
+            batch=on_host(lists_as_arrays(batch, name="batch")),
+            decision=decision,
+            options=CompileOptions(accumulate=accumulate),
+            seed=seed,
+        )
+        choice = choose_for(subject, options)
+        if replicator is None:
+            on = list(mesh.devices.flat)
+            replicator = self._make(strategy=choice.strategy, devices=on)
+        return dataclasses.replace(choice, replicator=replicator)
+
+
+def _require_open(decision: Decision) -> None:
+    if decision.is_made:
+        raise ArgumentError(
+            '`replicator` must be one with `strategy="auto"` that is not decided yet, '
+            f"got one under {decision.layout.describe().get('name', 'data_parallel')}. "
+            "Leave it out, and use `choice.replicator`."
+        )
+
+
+def choose_for(subject: Subject, options: ChoosingOptions) -> Choice:
+    """Choose for a subject, and decide for its `Replicator`, if that is open.
+
+    Args:
+      subject: The step.
+      options: Options.
+
+    Raises:
+      ArgumentError: As `Choosing`.
+      DeviceMemoryError: Nothing fits.
+    """
+    devices, decision = subject.decision.devices, subject.decision
+    assert devices is not None, "the devices are here"
+    choosing = Choosing(subject, devices, options)
+    search = choosing.search()
+    [chosen] = search.all_of("chosen")
+    if chosen.strategy.kind == "partitions":
+        assert choosing.work is not None, "the search has begun"
+        bound = chosen.strategy.made_for(choosing.work.variables)
+        search = search.with_(chosen.name, strategy=bound)
+    choice = Choice(
+        candidates=search.candidates,
+        chosen=search.of(chosen.name),
+        machine=choosing.machine.name,
+        num_devices=devices.size,
+        trials=options.trials,
+    )
+    if not decision.is_made:
+        decision.make(chosen.strategy, choice.as_json())
+    return choice

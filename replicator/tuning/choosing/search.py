@@ -1,0 +1,319 @@
+"""Find the strategy for a step: forecast, compile, compare, time, and decide.
+
+`strategies/choose.py` decides what comes next; this does it. On the fake devices of a
+CPU a process of its own compiles and times (`elsewhere.py`). Accelerators
+belong to one process: there this one does both, after the compiled memory fits with 5 %
+to spare, and the name of what it tries is on disk meanwhile, so that the next start
+leaves out what has ended a process. Of several processes each does the same, and the
+first one's numbers count in all.
+"""
+
+import dataclasses
+import logging
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from replicator.base.mesh import spans_processes
+from replicator.base.out_of_memory import readable
+from replicator.distributed.agreement import exchange
+from replicator.engine.memory import MemoryNeed, larger_divisors, may_fit
+from replicator.engine.memory import memory_limit_bytes as limit_of
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_kind,
+    check_positive,
+    check_whole,
+)
+from replicator.strategies.choose import (
+    SPARE,
+    Action,
+    Candidate,
+    Compiled,
+    Event,
+    Failed,
+    OutOfTime,
+    Search,
+    Timed,
+    decide,
+)
+from replicator.strategies.cost import bytes_by_level
+from replicator.strategies.machine import Machine
+from replicator.strategies.rule import Partition
+from replicator.strategies.strategy import Strategy
+from replicator.tuning.choosing.attempts import Attempts
+from replicator.tuning.choosing.candidates import (
+    Work,
+    candidates_for,
+    predicted,
+    strategies_for,
+)
+from replicator.tuning.choosing.decision import Decision
+from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
+from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject
+from replicator.tuning.choosing.nothing_fits import nothing_fits
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ChoosingOptions:
+    """Options of a choice; `replicator.choose` describes them."""
+
+    machine: Machine | None = None
+    candidates: Sequence[Strategy] | None = None
+    tensor_rules: Mapping[str, Partition] | None = None
+    lossy: bool = False
+    trials: int = 8
+    memory_limit_bytes: int | None = None
+    limit_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_kind("machine", self.machine, Machine)
+        check_whole("trials", self.trials)
+        if self.trials < 0:
+            raise ArgumentError(
+                f"`trials` must be at least 0, got {self.trials}. Pass 0 to decide by "
+                "the model alone."
+            )
+        check_positive("limit_s", self.limit_s, "Leave it out for ten minutes.")
+        if self.memory_limit_bytes is not None:
+            check_count("memory_limit_bytes", self.memory_limit_bytes)
+
+
+class Choosing:
+    """One search for a strategy.
+
+    Attributes:
+      work: Work of the step, once the search has begun.
+
+    Args:
+      subject: The step.
+      devices: The devices, as replicas.
+      options: Options.
+
+    Raises:
+      ArgumentError: The machine has another number of devices, or its figures are
+        needed and not known.
+    """
+
+    def __init__(
+        self, subject: Subject, devices: Mesh, options: ChoosingOptions
+    ) -> None:
+        self._subject, self._devices, self._options = subject, devices, options
+        self._machine = _machine(subject.decision, options)
+        self._memory_bytes = _memory_bytes(devices, self._machine, options)
+        self._until_s = time.monotonic() + options.limit_s
+        self._needs: dict[str, MemoryNeed] = {}
+        self._together = spans_processes(devices)
+        self.work: Work | None = None
+
+    def search(self) -> Search:
+        """Return the search with all of it done."""
+        measurer = self._measurer()
+        try:
+            return self._searched(measurer)
+        finally:
+            if isinstance(measurer, ElsewhereMeasurer):
+                measurer.close()
+
+    @property
+    def machine(self) -> Machine:
+        """The machine."""
+        return self._machine
+
+    def _measurer(self) -> Measurer | ElsewhereMeasurer:
+        is_cpu = self._devices.devices.flat[0].platform == "cpu"
+        if is_cpu and not self._together:
+            try:
+                return ElsewhereMeasurer(
+                    self._subject, self._devices, limit_s=self._options.limit_s
+                )
+            except (pickle.PicklingError, TypeError, AttributeError) as failure:
+                _log.warning(
+                    "Strategies are tried in this process, as the step cannot be "
+                    "pickled: %s",
+                    failure,
+                )
+        return Measurer(self._subject, self._devices)
+
+    def _searched(self, measurer: Measurer | ElsewhereMeasurer) -> Search:
+        work = self.work = measurer.work()
+        strategies = self._strategies()
+        attempts = Attempts(
+            work, self._machine, there=isinstance(measurer, ElsewhereMeasurer)
+        )
+        found = candidates_for(strategies, work, self._machine)
+        ended = {
+            n
+            for names in self._exchanged("ended", sorted(attempts.ended))
+            for n in names
+        }
+        search = Search(
+            candidates=tuple(_without_ended(each, ended) for each in found),
+            trials=self._options.trials,
+            memory_bytes=self._memory_bytes,
+        )
+        search, action = decide(search)
+        while action.verb != "end":
+            with attempts.noted(action.name):
+                event = self._done(measurer, search, action, work.examples)
+            search, action = decide(search, self._agreed(event))
+        if action.name is None:
+            raise nothing_fits(search, self._microbatches(measurer, work.examples))
+        return search
+
+    def _strategies(self) -> dict[str, Strategy]:
+        if self._options.candidates is None:
+            return strategies_for(
+                self._machine,
+                tensor_rules=self._options.tensor_rules,
+                rules=not self._subject.decision.is_made,
+                lossy=self._options.lossy,
+            )
+        found: dict[str, Strategy] = {}
+        for each in self._options.candidates:
+            check_kind("candidates", each, Strategy)
+            number = sum(name.startswith(each.name) for name in found)
+            found[f"{each.name} {number + 1}" if number else each.name] = each
+        return found
+
+    def _done(
+        self,
+        measurer: Measurer | ElsewhereMeasurer,
+        search: Search,
+        action: Action,
+        examples: int,
+    ) -> Event:
+        """Do what was decided; return what came of it."""
+        if time.monotonic() > self._until_s:
+            return OutOfTime()
+        name = action.name
+        assert name is not None, "only an end has no name"
+        if action.verb == "time":
+            return measurer.time(name)
+        if action.verb == "check":
+            assert search.reference is not None, "a check has a reference"
+            return measurer.check(name, search.reference.name)
+        found = measurer.compile(name, search.of(name).strategy)
+        if isinstance(found, Failed):
+            return found
+        self._require_time(search, found.seconds)
+        if found.need is not None:
+            self._needs[name] = found.need
+        return Compiled(
+            name=name,
+            program=found.program,
+            need_bytes=None if found.need is None else found.need.total_bytes,
+            predicted=predicted(found.features, self._machine),
+            link_bytes=bytes_by_level(found.features, self._machine),
+            remedy=self._remedy(found, examples),
+        )
+
+    def _require_time(self, search: Search, seconds: float) -> None:
+        """Refuse more candidates than fit in the time, once the first is compiled."""
+        asked = self._options.candidates
+        if asked is None or len(search.all_of("waiting")) < len(search.candidates):
+            return
+        if (whole_s := seconds * len(asked)) > self._options.limit_s:
+            fitting = max(int(self._options.limit_s / seconds), 1)
+            raise ArgumentError(
+                f"`candidates` must fit into `limit_s`, got {len(asked)} for "
+                f"{self._options.limit_s:g} s, of which the first took {seconds:.3g} s "
+                f"to compile. Name {fitting}, or pass `limit_s={whole_s * 2:.0f}`."
+            )
+
+    def _remedy(self, found: CompiledStrategy, examples: int) -> str:
+        """Propose accumulation, and remat: neither is set."""
+        if found.need is None or self._memory_bytes is None:
+            return ""
+        parts = found.features.num_devices
+        choices = [
+            k
+            for k in larger_divisors(max(examples // parts, 1), 1)
+            if may_fit(found.need, self._memory_bytes / SPARE, k)
+        ]
+        if not choices:
+            return ""
+        return f"; accumulate={choices[0]}, or `jax.checkpoint`, may fit"
+
+    def _agreed(self, event: Event) -> Event:
+        """Return the first process's event; a failure in any process is one in all."""
+        if not self._together or event is None:
+            return event
+        seconds = event.seconds if isinstance(event, Timed) else None
+        why = event.why if isinstance(event, Failed) else None
+        is_over = isinstance(event, OutOfTime)
+        found = self._exchanged("event", [why, is_over, seconds])
+        failed = [each[0] for each in found if each[0] is not None]
+        if any(each[1] for each in found):
+            return OutOfTime()
+        name = getattr(event, "name", "")
+        if failed:
+            return Failed(name=name, why=failed[0])
+        if isinstance(event, Timed):
+            return Timed(name=name, seconds=found[0][2])
+        return event
+
+    def _microbatches(
+        self, measurer: Measurer | ElsewhereMeasurer, examples: int
+    ) -> Callable[[Candidate, float], str]:
+        """Return a function that finds microbatches with which a strategy fits."""
+
+        def found(nearest: Candidate, limit_bytes: float) -> str:
+            for k in larger_divisors(max(examples // self._devices.size, 1), 1):
+                if time.monotonic() > self._until_s:
+                    break
+                tried = measurer.compile(nearest.name, nearest.strategy, accumulate=k)
+                need = None if isinstance(tried, Failed) else tried.need
+                if need is not None and need.total_bytes <= limit_bytes:
+                    size = readable(need.total_bytes)
+                    return f"Use `accumulate={k}` under it: it needs {size}."
+            return ""
+
+        return found
+
+    def _exchanged(self, name: str, value: Any) -> list[Any]:
+        return exchange(f"choose/{name}", value) if self._together else [value]
+
+
+def _without_ended(candidate: Candidate, ended: set[str]) -> Candidate:
+    if candidate.name not in ended or candidate.status != "waiting":
+        return candidate
+    why = "it ended the process that tried it last time"
+    return dataclasses.replace(candidate, status="failed", why=why)
+
+
+def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
+    devices = decision.devices
+    assert devices is not None, "the devices are here"
+    machine = options.machine or Machine.from_devices(list(devices.devices.flat))
+    named = None if options.machine is not None else decision.machine
+    if named is not None and named.num_devices == devices.size:
+        machine = named if named.hardware else named.with_figures_of(machine)
+    if machine.num_devices != devices.size:
+        raise ArgumentError(
+            f"`machine` must have the {devices.size} devices that are there, got "
+            f"{machine.name} with {machine.num_devices}. Leave it out, or use "
+            "`replicator.fake_devices`."
+        )
+    if machine.hardware is None and options.trials == 0:
+        raise ArgumentError(
+            f"`trials` must be at least 1 for {machine.name}, whose figures are not "
+            "known, got 0. Run `replicator devices --calibrate`, or pass a `machine`."
+        )
+    return machine
+
+
+def _memory_bytes(
+    devices: Mesh, machine: Machine, options: ChoosingOptions
+) -> float | None:
+    if options.memory_limit_bytes is not None:
+        return options.memory_limit_bytes
+    if options.machine is None and (there := limit_of(devices.local_devices)):
+        return there
+    return None if machine.hardware is None else machine.hardware.memory_bytes

@@ -1,0 +1,94 @@
+"""Strategies by the text of a command line: `fsdp,hybrid(shard=8)`."""
+
+import ast
+from collections.abc import Callable
+from typing import NamedTuple
+
+from replicator.errors import ArgumentError
+from replicator.strategies import builders
+from replicator.strategies.machine import Machine
+from replicator.strategies.strategy import Strategy
+
+_BUILDERS: dict[str, Callable[..., Strategy]] = {
+    "data_parallel": builders.data_parallel,
+    "zero1": builders.zero1,
+    "zero2": builders.zero2,
+    "fsdp": builders.fsdp,
+    "hybrid": builders.hybrid,
+    "tensor_parallel": builders.tensor_parallel,
+}
+
+
+class NamedStrategy(NamedTuple):
+    """A strategy, and the text that it is asked for by."""
+
+    text: str
+    strategy: Strategy
+
+
+def named_strategies(text: str) -> list[NamedStrategy]:
+    """Return the strategies of a list: names of builders, with arguments or without.
+
+    Args:
+      text: Names, separated by commas; arguments are literals of Python.
+
+    Raises:
+      ArgumentError: There is no such builder, or it does not take the arguments.
+
+    >>> [each.text for each in named_strategies("fsdp, hybrid(shard=8)")]
+    ['fsdp', 'hybrid(shard=8)']
+    """
+    try:
+        parsed = ast.parse(f"[{text}]", mode="eval").body
+    except SyntaxError:
+        parsed = None
+    if not isinstance(parsed, ast.List) or not parsed.elts:
+        raise ArgumentError(
+            f"`strategy` must be names of builders, got {text!r}. Write `fsdp,zero1` "
+            "or `hybrid(shard=8)`."
+        )
+    return [_built(node) for node in parsed.elts]
+
+
+def builders_for(machine: Machine) -> list[NamedStrategy]:
+    """Return each builder's strategy that the machine makes sense of.
+
+    `hybrid` has its pieces inside each level of links below the last, or along the last
+    dimension of a torus. `tensor_parallel` needs rules, and is left out.
+
+    >>> found = builders_for(Machine.from_topology("h100:2x8"))
+    >>> [each.text for each in found]
+    ['data_parallel', 'zero1', 'zero2', 'fsdp', 'hybrid(shard=8)']
+    """
+    *inner, last = machine.links or (None,)
+    shards = {link.devices for link in inner if link is not None}
+    if last is not None and last.torus:
+        shards = {last.torus[-1] * last.shared_by}
+    names = ["data_parallel"]
+    if machine.num_devices > 1:
+        names += ["zero1", "zero2", "fsdp"]
+    hybrids = sorted(n for n in shards if 1 < n < machine.num_devices)
+    names += [f"hybrid(shard={n})" for n in hybrids]
+    return named_strategies(",".join(names))
+
+
+def _built(node: ast.expr) -> NamedStrategy:
+    text = ast.unparse(node)
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    name = call.func.id if isinstance(call.func, ast.Name) else text
+    if name not in _BUILDERS:
+        raise ArgumentError(
+            f"`strategy` must be one of {', '.join(_BUILDERS)}, got {name!r}. Use one "
+            "of these, or `auto`."
+        )
+    try:
+        arguments = [ast.literal_eval(each) for each in call.args]
+        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        return NamedStrategy(text, _BUILDERS[name](*arguments, **named))
+    except (TypeError, ValueError) as failure:
+        if isinstance(failure, ArgumentError):
+            raise
+        raise ArgumentError(
+            f"`strategy` must give {name} what it takes, got {text!r}: {failure}. See "
+            f"`help(replicator.strategies.{name})`."
+        ) from failure
