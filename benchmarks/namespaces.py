@@ -1,7 +1,7 @@
 """Hosts as network namespaces of this one, each with an address and a name of its own.
 
-Needs root, `ip` and `unshare`. The name of a host is its address: gloo asks the system
-for the address of its host's name.
+Needs root, `ip` and `unshare`, and `tc` to limit links. The name of a host is its
+address: gloo asks the system for the address of its host's name.
 """
 
 import contextlib
@@ -58,6 +58,14 @@ class Namespaces:
     def mend(self, number: int) -> None:
         """Plug the cable in again."""
         _ip("-n", self._switch, "link", "set", self._cable(number), "master", "switch")
+
+    def limit(self, mbit_per_s: int) -> None:
+        """Limit what each host sends, in Mbit a second."""
+        for number in range(len(self.addresses)):
+            # A burst well below a step's messages; long queues, as nothing may be lost.
+            rule = ("tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb")
+            inside = ("netns", "exec", self._name(number), "tc", "qdisc", "replace")
+            _ip(*inside, "dev", "eth0", "root", *rule, "latency", "400ms")
 
     @property
     def _switch(self) -> str:

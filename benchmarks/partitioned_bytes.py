@@ -6,8 +6,6 @@ of the program for `v5e:4x4`.
 """
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import optax
@@ -15,7 +13,7 @@ from jax.experimental import topologies
 
 from benchmarks import tasks
 from benchmarks.step.step_pair import replicator_init, replicator_step
-from benchmarks.tpu_environment import tpu_environment
+from benchmarks.tpu_environment import run_for_tpus
 from replicator import Replicator, strategies
 from replicator.strategies.cost import Features
 
@@ -61,16 +59,7 @@ def _by_kind(features: Features) -> Counter[str]:
 
 def ratios_elsewhere() -> dict[str, float]:
     """Compile in a process of its own; return its ratios by builder and model."""
-    done = subprocess.run(
-        [sys.executable, "-m", __name__],
-        env=tpu_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    *lines, ratios = done.stdout.splitlines()
-    print(*lines, sep="\n")
-    return json.loads(ratios)
+    return run_for_tpus(__name__)
 
 
 def main() -> None:

@@ -2,7 +2,12 @@
 
 import importlib
 import importlib.util
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 
 def is_installed() -> bool:
@@ -20,3 +25,24 @@ def tpu_environment() -> dict[str, str]:
         "TPU_SKIP_MDS_QUERY": "1",  # there is no TPU to ask who it is
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
+
+
+def run_for_tpus(module: str, arguments: Sequence[str] = ()) -> Any:
+    """Run a module in a process of its own, in that environment, and print its lines.
+
+    Returns:
+      Its last line, which is JSON and not printed.
+
+    Raises:
+      subprocess.CalledProcessError: It failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=tpu_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    *lines, found = done.stdout.splitlines()
+    print(*lines, sep="\n")
+    return json.loads(found)

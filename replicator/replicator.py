@@ -1,7 +1,6 @@
 """One object for users: where replicas run, how a step is lifted onto them, and a loop.
 
-It joins modules and decides nothing: `state` makes states, `make_step` lifts steps,
-`inputs` reads, `evaluate` counts, `training` runs sessions.
+It joins modules and decides nothing: what a method does, another package has.
 """
 
 import dataclasses
@@ -47,6 +46,7 @@ from replicator.inputs.position import Position
 from replicator.inputs.prefetch import Prefetcher
 from replicator.monitoring.phases import Phases
 from replicator.strategies.builders import Builder
+from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
 from replicator.training.best_metric import Follow
 from replicator.training.loop import LoopResult
@@ -69,15 +69,15 @@ class Replicator:
       num_replicas: Number of devices to use; all by default.
       devices: Devices to choose from; JAX's own by default.
       strategy: A strategy of `replicator.strategies`, by which a step and its state
-        are spread. By default each device has a replica; one that partitions makes one
-        of all devices. `"auto"`: several are tried when a run begins; see `choose`. A
-        function `(variables, devices)` that returns one is called when the first state
-        is made; another model's state is refused then.
+        are spread; by default each device has a replica. `"auto"`: several are tried
+        when a run begins; see `choose`. A function `(variables, devices)` that returns
+        one is called when the first state is made.
+      machine: A `strategies.Machine`, or a cluster's file or its text: it has the
+        number of devices of a host, for `hybrid()` and rules that sum by hosts, and
+        figures for `"auto"`. By default what `replicator launch --machine` was given.
       reduction: `"fast"` leaves the order in which gradients add up to XLA. `"ordered"`
         adds them in example order, in replicas × microbatches blocks: 8 × 1, 4 × 2 and
-        2 × 4 give the same bits; another product of the two adds in another order. One
-        replica is compiled to another program: 1 × 8 has the bits of 8 × 1 for layers
-        and convolutions; for attention, rounding differs.
+        2 × 4 give the same bits; 1 × 8 does for layers and convolutions, not attention.
       max_in_flight: Most calls dispatched and not finished; never above 16 on CPU.
       compilation_cache: Keep compiled programs in a private directory of this user.
 
@@ -93,6 +93,7 @@ class Replicator:
         *,
         devices: Sequence[Device] | None = None,
         strategy: Strategy | Builder | Literal["auto"] | None = None,
+        machine: Machine | str | os.PathLike[str] | None = None,
         reduction: Reduction = "fast",
         max_in_flight: int = DEFAULT_RUN_AHEAD,
         compilation_cache: bool = True,
@@ -105,7 +106,7 @@ class Replicator:
         if compilation_cache:
             enable_compilation_cache()
         mesh = replica_mesh(num_replicas, devices=devices)
-        self.decision = Decision(mesh, strategy, reduction)
+        self.decision = Decision(mesh, strategy, reduction, machine=machine)
         self._defaults = CompileOptions(
             max_in_flight=max_in_flight, reduction=reduction
         )
@@ -296,7 +297,6 @@ class Replicator:
           BatchError: A call of the step would raise it.
           jax.errors.JaxRuntimeError: The step needs more memory than a device has.
 
-        >>> rep = replicator.Replicator()
         >>> rep.inspect(step_fn, init_fn, batch).counts()
         {'all-reduce replica': 1}
         """
@@ -625,8 +625,7 @@ class Replicator:
         """
         # Checked before the cache, which takes hashable keys only.
         check_function("eval_fn", eval_fn)
-        evaluation = self._evaluation(eval_fn, block=block)
-        return evaluation(state, dataset, inputs=inputs)
+        return self._evaluation(eval_fn, block=block)(state, dataset, inputs=inputs)
 
     def predict(
         self,

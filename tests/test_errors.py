@@ -2683,9 +2683,44 @@ ROWS = [
         "A rule for sums by hosts, and no number of their devices",
         lambda: synchronised(synchronise="hierarchical"),
         ArgumentError,
-        "`devices_per_host` must be given with rules that synchronise by hosts, and "
-        "only then, got None and rules for ['*']. Write `data_parallel([...], "
-        "devices_per_host=8)`.",
+        "`devices_per_host` must be the number of devices of a host, got data_parallel "
+        "without it. Pass `devices_per_host=8`, or the machine: "
+        "`Replicator(machine=...)`.",
+    ),
+    Row(
+        "A number of a host's devices, and no rule for sums by hosts",
+        lambda: strategies.data_parallel(devices_per_host=4),
+        ArgumentError,
+        "`devices_per_host` must be left out where no rule synchronises by hosts, got "
+        '4. Write `Rule(pattern="*", synchronise="hierarchical")`.',
+    ),
+    Row(
+        "Pieces on each host, of which nothing says how many devices it has",
+        lambda: replicas(8, strategy=strategies.hybrid()),
+        ArgumentError,
+        "`shard` must be the number of devices of a host, got hybrid without it. Pass "
+        "`shard=8`, or the machine: `Replicator(machine=...)`.",
+    ),
+    Row(
+        "A machine that has fewer devices than the replicator",
+        lambda: replicas(8, machine="nodes: [{address: localhost, cpus: [0, 1]}]"),
+        ArgumentError,
+        "`machine` must have the 8 devices of the replicator, got cluster with 2. List "
+        "the others in its file.",
+    ),
+    Row(
+        "A machine's file that is not there",
+        lambda: replicas(8, machine="cluster.yml"),
+        ArgumentError,
+        "`machine` must be a file of nodes, got 'cluster.yml': No such file or "
+        "directory. Give its path.",
+    ),
+    Row(
+        "A machine that is neither a `Machine` nor a file",
+        lambda: replicas(8, machine=8),
+        ArgumentError,
+        "`machine` must be a `Machine`, or a cluster's file or its text, got 8. Write "
+        "`Machine.from_devices()`.",
     ),
     Row(
         "Hosts that do not divide the devices",

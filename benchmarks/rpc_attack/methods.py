@@ -16,7 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rpc_attack.attack import LONG_S, hold, memory_bytes, within
+from benchmarks.rpc_attack.attack import (
+    LONG_S,
+    hold,
+    memory_bytes,
+    processor_s,
+    within,
+)
 from benchmarks.rpc_attack.offered import BATCH, CALLS, ROWS
 from benchmarks.rpc_attack.services import (
     QUICK_S,
@@ -30,6 +36,7 @@ from replicator.rpc.client.client import statistics
 from replicator.rpc.protocols import MessageKind
 
 _CROWD = 1_100
+_STUCK_S = 8 * LONG_S
 _FAR = 1 << 30
 _OWN = [(name, {"a": 1}) for name in ("~hello", "~methods", "~statistics")]
 _SERVICES = {**CALLS, "courier": _OWN}
@@ -146,12 +153,8 @@ def _crowd(offered: Offered, *, service: str) -> None:
 def _crowd_of_inserts(offered: Offered) -> None:
     """Let inserts wait for room: the learner, who makes it, must get in."""
     insert = ("insert", {"trajectories": ROWS, "actor": "a", "version": 0})
-    with _crowding(offered, "queue", insert), offered.client("queue") as queue:
-        for _ in range(_CROWD // 10):
-            start_s = time.monotonic()
-            found = queue.take(BATCH, timeout_s=LONG_S)
-            took_s = time.monotonic() - start_s
-            hold(found is not None and took_s < QUICK_S, f"it waited {took_s:.1f} s")
+    with _crowding(offered, "queue", insert):
+        _takes_soon(offered, _CROWD // 10)
 
 
 def _crowd_of_clients(offered: Offered) -> None:
@@ -160,11 +163,23 @@ def _crowd_of_clients(offered: Offered) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(12):
             stack.enter_context(_crowding(offered, "queue", insert, 200))
-        with offered.client("queue") as queue:
-            start_s = time.monotonic()
-            hold(queue.take(BATCH, timeout_s=LONG_S) is not None, "nothing is taken")
-            took_s = time.monotonic() - start_s
-            hold(took_s < QUICK_S, f"it waited {took_s:.1f} s")
+        _takes_soon(offered, 1)
+
+
+def _takes_soon(offered: Offered, number: int) -> None:
+    """Be the learner, and take so many batches.
+
+    How soon is counted in processor time of the server: it serves the crowd first if it
+    takes much, and others may use this machine as well.
+    """
+    pid = offered.process.pid
+    with offered.client("queue", timeout_s=_STUCK_S) as queue:
+        for _ in range(number):
+            before_s = processor_s(pid)
+            found = queue.take(BATCH, timeout_s=_STUCK_S)
+            took_s = processor_s(pid) - before_s
+            told = f"it waited for {took_s:.1f} s of the server's processor"
+            hold(found is not None and took_s < QUICK_S, told)
 
 
 # Of another group.

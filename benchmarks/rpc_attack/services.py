@@ -64,9 +64,9 @@ class Offered:
         hold(self.process.poll() is None, "the server has ended")
         return self._told["queue" if service == "courier" else service]
 
-    def client(self, service: str) -> Client:
+    def client(self, service: str, *, timeout_s: float = LONG_S) -> Client:
         """Return a client of the program's own."""
-        return Client(self.place(service), timeout_s=LONG_S)
+        return Client(self.place(service), timeout_s=timeout_s)
 
     def member(self, service: str) -> Connection:
         """Return a connection of who belongs, to send what it likes."""

@@ -7,8 +7,6 @@ ends nobody else. Prints a JSON object.
 
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -20,7 +18,7 @@ from jax.experimental import topologies
 
 from benchmarks import tasks
 from benchmarks.step.step_pair import replicator_init, replicator_step
-from benchmarks.tpu_environment import tpu_environment
+from benchmarks.tpu_environment import run_for_tpus
 from replicator import Replicator, strategies
 from replicator.base.out_of_memory import is_out_of_memory
 from replicator.engine.inspection.collectives import Collective
@@ -37,16 +35,7 @@ _GATHERS = ("all-gather", "all-to-all", "collective-permute", "ragged-all-to-all
 
 def compile_elsewhere(arguments: Sequence[str]) -> dict[str, float]:
     """Compile in another process; return the numbers that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, *arguments],
-        env=tpu_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    *table, numbers = done.stdout.splitlines()
-    print(*table, sep="\n")
-    return json.loads(numbers)
+    return run_for_tpus(__spec__.name, arguments)
 
 
 def activation_gathers(

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 from jax.sharding import Mesh
 
 from replicator.base.per_replica import take_own
-from replicator.base.types import PyTree, StepFn
+from replicator.base.types import Device, PyTree, StepFn
 from replicator.engine.analysis.example_means import warn_of_shares
 from replicator.engine.compiled_step import CompiledStep, CompilePhases
 from replicator.engine.debug_step import DebugStep
@@ -28,7 +29,9 @@ from replicator.engine.step.transforms import (
 from replicator.errors import ArgumentError, check_kind, check_not_async, takes
 from replicator.inputs.placement import batch_axis
 from replicator.strategies.builders import Builder
+from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
+from replicator.strategies.variables import Variable
 
 
 def make_layout(
@@ -37,6 +40,7 @@ def make_layout(
     *,
     reduction: Reduction,
     processes: ProcessGroup | None = None,
+    machine: Machine | None = None,
 ) -> Layout:
     """Return the layout of a strategy over the devices of `mesh`.
 
@@ -46,13 +50,14 @@ def make_layout(
         called once the variables of a state are known.
       reduction: How gradients add up.
       processes: The processes that share the devices; None for this one alone.
+      machine: Where the devices are: it gives a strategy the devices of a host.
 
     Raises:
       ArgumentError: It is not a strategy, does not fit the devices, or partitions where
         an order of replicas is asked for.
     """
+    name = getattr(strategy, "__name__", "a function")
     if callable(strategy):
-        name = getattr(strategy, "__name__", "a function")
         if not takes(strategy, 2):
             raise ArgumentError(
                 "`strategy` must be a `Strategy`, or take (variables, devices), got "
@@ -65,6 +70,11 @@ def make_layout(
         )
     else:
         check_kind("strategy", strategy, Strategy)
+    if strategy is not None and machine is not None:
+        strategy = _for_hosts(
+            strategy, min(machine.devices_per_host, mesh.devices.size)
+        )
+    if strategy is None or isinstance(strategy, Strategy):
         if strategy is None or strategy.kind == "replicates":
             _check_order(strategy, reduction)
             return ReplicatedLayout(mesh, processes, strategy)
@@ -75,6 +85,18 @@ def make_layout(
             f"'ordered' and {name}. Leave it out: there is one replica."
         )
     return PartitionedLayout(strategy, list(mesh.devices.flat), processes)
+
+
+def _for_hosts(strategy: Strategy | Builder, devices: int) -> Strategy | Builder:
+    """Return a strategy, or a builder of one, for hosts of so many devices."""
+    if isinstance(strategy, Strategy):
+        return strategy.for_hosts(devices)
+
+    def build(variables: tuple[Variable, ...], every: Sequence[Device]) -> Strategy:
+        found = strategy(variables, every)
+        return found.for_hosts(devices) if isinstance(found, Strategy) else found
+
+    return functools.wraps(strategy)(build)
 
 
 def _check_order(strategy: Strategy | None, reduction: Reduction) -> None:

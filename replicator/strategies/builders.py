@@ -6,6 +6,7 @@ some devices and pieces over others: Zhao et al. 2023, "PyTorch FSDP", §3.2.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from replicator.base.tracebacks import short_traceback
 from replicator.base.types import Device
@@ -29,11 +30,11 @@ def data_parallel(
         how replicas add up a gradient; a plain all-reduce where none matches. Paths
         begin with the `name` of the wrapped optimizer: `params/embedding`.
       devices_per_host: Number of devices that fast links join, for rules with
-        `synchronise="hierarchical"`.
+        `synchronise="hierarchical"`; by default that of the replicator's `machine`.
 
     Raises:
-      ArgumentError: `rules` is not a list of rules, one cuts variables, or they and
-        `devices_per_host` do not go together.
+      ArgumentError: `rules` is not a list of rules, one cuts variables, or none is for
+        `devices_per_host`.
 
     >>> data_parallel().sizes(8)
     {'replica': 8, 'shard': 1, 'model': 1}
@@ -121,14 +122,15 @@ def fsdp(
 @short_traceback
 def hybrid(
     *,
-    shard: int,
+    shard: int | None = None,
     whole_below_bytes: int = WHOLE_BELOW_BYTES,
     uneven: Uneven = "whole",
 ) -> Strategy:
     """Cut all state over `shard` devices; all devices together hold whole copies.
 
     Args:
-      shard: Number of devices that share a copy: those of a host, where links are fast.
+      shard: Number of devices that share a copy; by default those of a host, where
+        links are fast, as the replicator's `machine` has it.
       whole_below_bytes: Smaller variables stay whole.
       uneven: Treatment of variables that do not divide, as in a `Rule`.
 
@@ -136,7 +138,8 @@ def hybrid(
     {'replica': 8, 'shard': 4, 'model': 1}
     """
     rule = Rule(pattern="*", stored="shard", uneven=uneven)
-    return _sharded("hybrid", rule, None, shard, whole_below_bytes)
+    shards = "host" if shard is None else shard
+    return _sharded("hybrid", rule, None, shards, whole_below_bytes)
 
 
 @short_traceback
@@ -225,7 +228,7 @@ def _sharded(
     name: str,
     rule: Rule,
     replicas: int | None,
-    shards: int | None,
+    shards: int | Literal["host"] | None,
     whole_below_bytes: int,
 ) -> Strategy:
     return Strategy(

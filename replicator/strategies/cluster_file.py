@@ -23,10 +23,11 @@ kind of the devices. Nothing in the file is executed; errors name the line.
 """
 
 import ipaddress
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -120,6 +121,29 @@ def read_cluster(text: str) -> tuple[tuple[Host, ...], str]:
         _host(row, groups, is_chief=number == chief) for number, row in enumerate(rows)
     )
     return hosts, _text("device", found["device"]) if "device" in found else ""
+
+
+def write_cluster(hosts: Sequence[Host], kind: str) -> str:
+    """Write hosts and the kind of their devices as `read_cluster` reads them.
+
+    How ssh reaches them is left out: it is the launcher's affair alone.
+
+    >>> text = write_cluster([Host(address="a", num_devices=2, gpus=(0, 1))], "")
+    >>> text
+    '{"nodes": [{"address": "a", "chief": false, "network_bandwidth": 1.0, \
+"gpus": [0, 1]}]}'
+    """
+    nodes = []
+    for host in hosts:
+        bandwidth = host.network_bytes_per_s / _BITS_PER_S
+        node: dict[str, Any] = {"address": host.address, "chief": host.is_chief}
+        node["network_bandwidth"] = bandwidth
+        for name in ("gpus", "cpus"):
+            if numbers := getattr(host, name):
+                node[name] = list(numbers)
+        nodes.append(node)
+    # JSON is YAML.
+    return json.dumps({"nodes": nodes} | ({"device": kind} if kind else {}))
 
 
 _Row = dict[str, yaml.Node]

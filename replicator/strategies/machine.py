@@ -187,6 +187,16 @@ class Machine:
             hardware=hardware_from(entry),
         )
 
+    @property
+    def devices_per_host(self) -> int:
+        """Number of devices side by side that faster links than the network join.
+
+        >>> Machine.from_topology("h100:4x8").devices_per_host
+        8
+        """
+        inside = [link.devices for link in self.links if link.level != "network"]
+        return max(inside, default=1)
+
     def with_figures_of(self, other: "Machine") -> "Machine":
         """Return this machine with devices as those of another, inside a host, too.
 

@@ -48,14 +48,15 @@ class Strategy:
       replica: Size of the mesh axis `replica`, over which only batches are cut; None
         for all devices that the other axes leave, and for every strategy that
         replicates.
-      shard: Size of the mesh axis `shard`.
+      shard: Size of the mesh axis `shard`; `"host"` for the devices of a host, which
+        `for_hosts` puts in.
       model: Size of the mesh axis `model`.
       batch_axes: Mesh axes that batches are cut over.
       rules: Rules, of which the first that matches a parameter's path decides.
       whole_below_bytes: Smaller variables stay whole, unless a rule names dimensions.
       variables: `path shape` of the parameters that it was made for; empty for any.
       devices_per_host: Number of devices that fast links join, for rules that
-        synchronise by hosts; None where there are none.
+        synchronise by hosts; None where there are none, or until `for_hosts`.
 
     Raises:
       ArgumentError: A field breaks its rule.
@@ -64,7 +65,7 @@ class Strategy:
     name: str
     kind: Literal["replicates", "partitions"] = "partitions"
     replica: int | None = 1
-    shard: int | None = 1
+    shard: int | Literal["host"] | None = 1
     model: int | None = 1
     batch_axes: tuple[str, ...] = ("replica", "shard")
     rules: tuple[Rule, ...] = ()
@@ -76,7 +77,7 @@ class Strategy:
         check_text("name", self.name)
         check_word("kind", self.kind, ("replicates", "partitions"))
         check_whole("whole_below_bytes", self.whole_below_bytes)
-        check_counts(self, *AXES)
+        check_counts(self, *(a for a in AXES if a != "shard" or self.shard != "host"))
         sizes = tuple(getattr(self, axis) for axis in AXES)
         if sizes.count(None) > 1:
             raise ArgumentError(
@@ -120,25 +121,51 @@ class Strategy:
                     f"{rule.compress or rule.synchronise!r}: XLA adds gradients up. "
                     "Use `data_parallel([...])`."
                 )
-        by_hosts = [r.pattern for r in self.rules if r.synchronise == "hierarchical"]
-        if self.devices_per_host is not None:
-            check_counts(self, "devices_per_host")
-        if bool(by_hosts) != (self.devices_per_host is not None):
+        check_counts(self, "devices_per_host")
+        if self.devices_per_host is not None and not self._sums_by_hosts:
             raise ArgumentError(
-                "`devices_per_host` must be given with rules that synchronise by hosts,"
-                f" and only then, got {self.devices_per_host} and rules for "
-                f"{by_hosts}. Write `data_parallel([...], devices_per_host=8)`."
+                "`devices_per_host` must be left out where no rule synchronises by "
+                f"hosts, got {self.devices_per_host}. Write "
+                '`Rule(pattern="*", synchronise="hierarchical")`.'
             )
+
+    @property
+    def _sums_by_hosts(self) -> bool:
+        return any(rule.synchronise == "hierarchical" for rule in self.rules)
+
+    def for_hosts(self, devices: int) -> "Strategy":
+        """Return the strategy for hosts of so many devices, where it left that open.
+
+        >>> Strategy(name="mine", replica=None, shard="host").for_hosts(4).shard
+        4
+        """
+        given = self.devices_per_host or devices
+        return replace(
+            self,
+            shard=devices if self.shard == "host" else self.shard,
+            devices_per_host=given if self._sums_by_hosts else None,
+        )
 
     def sizes(self, num_devices: int) -> dict[str, int]:
         """Return the size of each mesh axis.
 
         Raises:
-          ArgumentError: That many devices do not suffice, or do not divide.
+          ArgumentError: That many devices do not suffice, or do not divide, or nothing
+            says how many a host has.
 
         >>> Strategy(name="mine", replica=None, shard=4).sizes(8)
         {'replica': 2, 'shard': 4, 'model': 1}
         """
+        for name, is_open in (
+            ("shard", self.shard == "host"),
+            ("devices_per_host", self._sums_by_hosts and not self.devices_per_host),
+        ):
+            if is_open:
+                raise ArgumentError(
+                    f"`{name}` must be the number of devices of a host, got "
+                    f"{self.name} without it. Pass `{name}=8`, or the machine: "
+                    "`Replicator(machine=...)`."
+                )
         given = {axis: getattr(self, axis) for axis in AXES}
         fixed = math.prod(size for size in given.values() if size is not None)
         is_open = None in given.values()

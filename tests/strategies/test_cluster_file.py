@@ -3,7 +3,7 @@
 import pytest
 
 from replicator.errors import ArgumentError
-from replicator.strategies.cluster_file import Ssh, read_cluster
+from replicator.strategies.cluster_file import Ssh, read_cluster, write_cluster
 
 WHOLE = """
 nodes:
@@ -110,3 +110,15 @@ def test_a_mistake_is_refused_with_its_line(text, names):
     with pytest.raises(ArgumentError) as caught:
         read_cluster(text)
     assert names in str(caught.value)
+
+
+def test_what_is_written_is_read_back():
+    text = """
+    device: Tesla T4
+    nodes:
+      - {address: "[fe80::1]", chief: true, gpus: [0, 2], network_bandwidth: 12.5}
+      - {address: b, cpus: [0, 1, 2]}
+      - {address: c}
+    """
+    hosts, kind = read_cluster(text)
+    assert read_cluster(write_cluster(hosts, kind)) == (hosts, kind)

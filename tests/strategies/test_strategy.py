@@ -248,6 +248,7 @@ def test_a_difference_names_what_changed():
     assert not strategies.fsdp().diff(strategies.fsdp())
 
 
+BY_HOSTS = [Rule(pattern="*", synchronise="hierarchical")]
 BAD = {
     "name: a\nrules:\n- pattern: '*'\n  stord: shard\n": "'stord' in line 4",
     "name: a\nshards: 8\n": "'shards' in line 2",
@@ -315,14 +316,20 @@ RULES = {
         r"`rules` must leave `synchronise` .* partitions, got '\*' with 'int8'",
     ),
     "rules for hosts without their size": (
-        lambda: strategies.data_parallel(
-            [Rule(pattern="*", synchronise="hierarchical")]
-        ),
-        "`devices_per_host` must be given with rules that synchronise by hosts",
+        lambda: strategies.data_parallel(BY_HOSTS).sizes(8),
+        "`devices_per_host` must be the number of devices of a host, got data_parallel",
+    ),
+    "pieces on each host without its size": (
+        lambda: strategies.hybrid().sizes(8),
+        "`shard` must be the number of devices of a host, got hybrid without it",
     ),
     "a size of hosts without rules for them": (
         lambda: strategies.data_parallel(devices_per_host=4),
-        "`devices_per_host` must be given with rules .* got 4 and rules for \\[\\]",
+        "`devices_per_host` must be left out where no rule .* by hosts, got 4",
+    ),
+    "an axis as large as a host that is not for pieces": (
+        lambda: Strategy(name="a", model="host"),
+        "`model` must be a whole number, got 'host'",
     ),
     "an unknown way of a sum": (
         lambda: Rule(pattern="*", synchronise="ring"),

@@ -1,13 +1,13 @@
 """Hosts of a machine's file, as a launcher reaches them."""
 
+import dataclasses
 import re
-from pathlib import Path
 
 from replicator.base.host.fake_devices import ENVIRONMENT_VARIABLE as FAKE_DEVICES
-from replicator.base.host.paths import expanded
+from replicator.distributed.given_machine import MACHINE_VARIABLE, read_file
 from replicator.distributed.remote.remote_host import RemoteHost
 from replicator.errors import ArgumentError
-from replicator.strategies.cluster_file import Host, Ssh
+from replicator.strategies.cluster_file import Host, Ssh, write_cluster
 from replicator.strategies.machine import Machine
 
 # The folder of an environment, or the command that activates it in a shell.
@@ -27,18 +27,17 @@ def read_hosts(path: str, *, devices: int | None = None) -> list[RemoteHost]:
     Raises:
       ArgumentError: The file is not there, or `Machine.from_yaml` refuses it.
     """
-    try:
-        text = Path(expanded(path)).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ArgumentError(
-            f"`machine` must be a file of nodes, got {path!r}: {reason}. Give its path."
-        ) from error
-    hosts = sorted(Machine.from_yaml(text).hosts, key=lambda host: not host.is_chief)
-    return [_remote(host, devices) for host in hosts]
+    machine = Machine.from_yaml(read_file(path))
+    hosts = sorted(machine.hosts, key=lambda host: not host.is_chief)
+    shown = hosts
+    if devices is not None:
+        fake = {"gpus": (), "cpus": range(devices)}
+        shown = [dataclasses.replace(host, **fake) for host in hosts]
+    described = write_cluster(shown, machine.name if machine.hardware else "")
+    return [_remote(host, devices, described) for host in hosts]
 
 
-def _remote(host: Host, devices: int | None) -> RemoteHost:
+def _remote(host: Host, devices: int | None, described: str) -> RemoteHost:
     ssh = host.ssh or Ssh()
     variables = {}
     if host.gpus:
@@ -48,6 +47,7 @@ def _remote(host: Host, devices: int | None) -> RemoteHost:
     variables |= dict(ssh.shared_envs)
     if devices is not None:
         variables[FAKE_DEVICES] = str(devices)
+    variables[MACHINE_VARIABLE] = described
     return RemoteHost(
         address=host.address,
         user=ssh.username or None,

@@ -1,17 +1,20 @@
 """The layout of a `Replicator`: given by its strategy, or decided later (`"auto"`)."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax.sharding import Mesh
 
 from replicator.distributed import same_everywhere
+from replicator.distributed.given_machine import find_machine
 from replicator.engine import make_step
 from replicator.engine.layout import Layout
 from replicator.engine.step.optimizer_state import Reduction
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
+from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
 
 AUTO = "auto"
@@ -23,15 +26,18 @@ class Decision:
     Attributes:
       devices: Its devices, as replicas.
       reduction: How gradients add up.
+      machine: Where its devices are; None if nothing describes that.
       record: What was chosen, by what, in plain JSON; None where nothing was.
 
     Args:
       devices: Its devices, as replicas; None in another process.
       strategy: As `Replicator` takes it.
       reduction: How gradients add up.
+      machine: As `Replicator` takes it.
 
     Raises:
-      ArgumentError: As `make_layout`; or an order of sums is asked for with `"auto"`.
+      ArgumentError: As `make_layout` and `find_machine`; or an order of sums is asked
+        for with `"auto"`.
     """
 
     def __init__(
@@ -39,8 +45,13 @@ class Decision:
         devices: Mesh | None,
         strategy: Strategy | Builder | str | None,
         reduction: Reduction,
+        *,
+        machine: Machine | str | os.PathLike[str] | None = None,
     ) -> None:
         self.devices = devices
+        self.machine: Machine | None = None
+        if devices is not None:
+            self.machine = find_machine(machine, devices.devices.size)
         self.reduction: Reduction = reduction
         self.record: Mapping[str, Any] | None = None
         self._layout: Layout | None = None
@@ -116,4 +127,5 @@ class Decision:
             strategy,
             reduction=self.reduction,
             processes=same_everywhere,
+            machine=self.machine,
         )

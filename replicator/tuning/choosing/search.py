@@ -53,6 +53,7 @@ from replicator.tuning.choosing.candidates import (
     predicted,
     strategies_for,
 )
+from replicator.tuning.choosing.decision import Decision
 from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
 from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject
 from replicator.tuning.choosing.nothing_fits import nothing_fits
@@ -105,7 +106,7 @@ class Choosing:
         self, subject: Subject, devices: Mesh, options: ChoosingOptions
     ) -> None:
         self._subject, self._devices, self._options = subject, devices, options
-        self._machine = _machine(devices, options)
+        self._machine = _machine(subject.decision, options)
         self._memory_bytes = _memory_bytes(devices, self._machine, options)
         self._until_s = time.monotonic() + options.limit_s
         self._needs: dict[str, MemoryNeed] = {}
@@ -292,8 +293,13 @@ def _without_ended(candidate: Candidate, ended: set[str]) -> Candidate:
     return dataclasses.replace(candidate, status="failed", why=why)
 
 
-def _machine(devices: Mesh, options: ChoosingOptions) -> Machine:
+def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
+    devices = decision.devices
+    assert devices is not None, "the devices are here"
     machine = options.machine or Machine.from_devices(list(devices.devices.flat))
+    named = None if options.machine is not None else decision.machine
+    if named is not None and named.num_devices == devices.size:
+        machine = named if named.hardware else named.with_figures_of(machine)
     if machine.num_devices != devices.size:
         raise ArgumentError(
             f"`machine` must have the {devices.size} devices that are there, got "

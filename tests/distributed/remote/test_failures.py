@@ -41,7 +41,7 @@ def test_of_a_host_that_was_used_only_its_silence_may_pass(line):
         "Warning: Identity file /k not accessible: No such file or directory.",
         "bash: warning: setlocale: LC_ALL: cannot change locale (en_US.UTF-8): "
         "No such file or directory",
-        "/home/jane/.bashrc: line 3: /opt/setup.bash: No such file or directory",
+        ".bashrc: line 3: setup.bash: No such file or directory",
     ],
 )
 def test_a_file_that_a_login_misses_is_no_missing_python(line):

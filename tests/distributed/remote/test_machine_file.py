@@ -5,8 +5,10 @@ import json
 import pytest
 
 from replicator.cli.main import main
+from replicator.distributed.given_machine import MACHINE_VARIABLE
 from replicator.distributed.remote.machine_file import read_hosts
 from replicator.errors import ArgumentError
+from replicator.strategies import Machine
 
 FAKE = "REPLICATOR_FAKE_DEVICES"
 
@@ -23,6 +25,11 @@ def read(tmp_path):
     return write
 
 
+def given(host):
+    """Return the environment that a file gives a process, without the nodes."""
+    return {n: v for n, v in host.environment.items() if n != MACHINE_VARIABLE}
+
+
 def test_the_chief_is_process_0(read):
     nodes = [{"address": "a"}, {"address": "b", "chief": True}, {"address": "c"}]
     assert [host.address for host in read({"nodes": nodes})] == ["b", "a", "c"]
@@ -37,13 +44,13 @@ def test_a_group_of_ssh_is_taken_over(read):
     [host] = read({"nodes": nodes, "ssh": {"g": group}})
     assert (host.user, host.port, host.key_file) == ("jane", 2222, "~/.ssh/key")
     assert host.python == "~/env/bin/python"
-    assert host.environment == {"A": "$x\n'"}
+    assert given(host) == {"A": "$x\n'"}
 
 
 def test_what_the_file_leaves_out_is_left_to_ssh(read):
     [host] = read({"nodes": [{"address": "a"}]})
     assert (host.user, host.port, host.key_file, host.python) == (None,) * 4
-    assert host.environment == {}
+    assert given(host) == {}
 
 
 @pytest.mark.parametrize(
@@ -70,13 +77,36 @@ def test_gpus_are_shown_to_the_process_and_cpus_are_fake_devices(read):
         {"address": "b", "cpus": [0, 1, 2]},
     ]
     first, second = read({"nodes": nodes})
-    assert first.environment == {"CUDA_VISIBLE_DEVICES": "0,2"}
-    assert second.environment == {FAKE: "3"}
+    assert given(first) == {"CUDA_VISIBLE_DEVICES": "0,2"}
+    assert given(second) == {FAKE: "3"}
 
 
 def test_devices_that_are_asked_for_count_before_the_file(read):
     [host] = read({"nodes": [{"address": "a", "cpus": [0]}]}, devices=4)
-    assert host.environment == {FAKE: "4"}
+    assert given(host) == {FAKE: "4"}
+
+
+@pytest.mark.parametrize(("devices", "of_a_host"), [(None, 2), (3, 3)])
+def test_each_process_can_read_the_nodes_in_the_order_of_their_devices(
+    read, devices, of_a_host
+):
+    nodes = [{"address": "a", "cpus": [0, 1]}, {"address": "b", "cpus": [0, 1]}]
+    nodes[1] |= {"chief": True, "network_bandwidth": 0.1}
+    for host in read({"nodes": nodes}, devices=devices):
+        machine = Machine.from_yaml(host.environment[MACHINE_VARIABLE])
+        assert [host.address for host in machine.hosts] == ["b", "a"]
+        assert machine.devices_per_host == of_a_host
+        assert machine.links[-1].bytes_per_s == 1e8 / 8
+
+
+def test_how_ssh_reaches_the_nodes_stays_with_the_launcher(read):
+    ssh = {"g": {"username": "jane", "shared_envs": {"TOKEN": "abc"}}}
+    node = {"address": "a", "ssh_config": "g"}
+    [host] = read({"nodes": [node], "ssh": ssh, "device": "NVIDIA A100-SXM4-40GB"})
+    described = host.environment[MACHINE_VARIABLE]
+    assert "abc" not in described
+    assert "jane" not in described
+    assert Machine.from_yaml(described).hardware is not None
 
 
 @pytest.mark.parametrize("where", ["{}", "nodes: {}", "nodes: [{{address: {}}}]"])
