@@ -32,6 +32,20 @@ def adam(rate=0.1):
     return lenient(optax.adam(rate))
 
 
+def run_plainly(steps=4, **options):
+    """Make a small run of one replica; return its result."""
+    rep = replicas(1)
+    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
+    return rep.run(
+        step_fn,
+        [regression_batch()],
+        init_fn=init_fn,
+        steps=steps,
+        display=False,
+        **options,
+    )
+
+
 def regression_batch(examples=16, seed=0):
     rng = np.random.default_rng(seed)
     return {

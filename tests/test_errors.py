@@ -578,6 +578,11 @@ def synchronised(pattern="*", reduction="fast", devices_per_host=None, **words):
     return replicas(8, strategy=strategy, reduction=reduction)
 
 
+def compressed(form, **params):
+    tx = synchronised(compress=form).wrap_optimizer(optax.sgd(1.0))
+    return tx.init(params)
+
+
 def other_tree(tx):
     return tx.update({"v": jnp.ones(2)}, tx.init({"w": jnp.ones(2)}))
 
@@ -2436,7 +2441,7 @@ ROWS = [
     ),
     Row(
         "A node that fails, here by an argument",
-        lambda: lp.launch(program_of(check_count, "batch_size", 0)).wait(20),
+        lambda: lp.launch(program_of(check_count, "batch_size", 0)).wait(60),
         NodeFailedError,
         "`learner` raised ArgumentError: `batch_size` must be at least 1, got 0. Use "
         "1.\nOne of the workers exited. It is a node of the program 'training'.",
@@ -2745,22 +2750,14 @@ ROWS = [
     ),
     Row(
         "A narrow form for integers",
-        lambda: (
-            synchronised(compress="int8")
-            .wrap_optimizer(optax.sgd(1.0))
-            .init({"n": jnp.zeros(3, jnp.int32)})
-        ),
+        lambda: compressed("int8", n=jnp.zeros(3, jnp.int32)),
         ArgumentError,
         "`compress` must be for real floating-point parameters, got int32[3] (leaf "
         "`params/n`). Give it a rule of its own before.",
     ),
     Row(
         "A rank above the matrix",
-        lambda: (
-            synchronised(compress="power_sgd(9)")
-            .wrap_optimizer(optax.sgd(1.0))
-            .init({"w": jnp.zeros((64, 8))})
-        ),
+        lambda: compressed("power_sgd(9)", w=jnp.zeros((64, 8))),
         ArgumentError,
         "`compress` must have a rank of at most 8 here, got 9 for [64, 8] (leaf "
         "`params/w`). Give it a rule of its own before.",

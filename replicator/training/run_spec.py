@@ -187,11 +187,7 @@ def make_run_spec(
         options.check_first_updates, directory=recording.directory, events=events
     )
     return RunSpec(
-        step=(
-            None
-            if step_fn is None
-            else _step(step_fn, options, lifting, layout, phases, check)
-        ),
+        step=_step(step_fn, options, lifting, layout, phases, check),
         step_fn=step_fn,
         options=lifting,
         first=first,
@@ -210,13 +206,7 @@ def make_run_spec(
         evaluating=evaluating,
         evaluation_of=functools.partial(evaluation_of, block=DEFAULT_BLOCK),
         events=events,
-        recovery=make_recovery(
-            first.shapes.user,
-            on_nonfinite=options.on_nonfinite,
-            spikes=options.spikes,
-            on_mismatch=options.on_mismatch,
-            journal=events,
-        ),
+        recovery=_recovery(options, first, events),
         replica_checks=replica_checks,
         hooks=hooks,
         phases=phases,
@@ -303,13 +293,15 @@ def _first_state(options: RunOptions, layout: Layout) -> FirstState:
 
 
 def _step(
-    step_fn: StepFn,
+    step_fn: StepFn | None,
     options: RunOptions,
     lifting: CompileOptions,
     layout: Layout,
     phases: Phases,
     check: FirstUpdateCheck | None,
-) -> Step:
+) -> Step | None:
+    if step_fn is None:
+        return None
     reports_norms = options.gradient_norm
     if options.debug:
         return debug_step(step_fn, lifting, counted=True, reports_norms=reports_norms)
@@ -322,6 +314,18 @@ def _step(
         reports_norms=reports_norms,
         phases=phases,
         check=check,
+    )
+
+
+def _recovery(
+    options: RunOptions, first: FirstState, events: EventLog | None
+) -> Recovery:
+    return make_recovery(
+        first.shapes.user,
+        on_nonfinite=options.on_nonfinite,
+        spikes=options.spikes,
+        on_mismatch=options.on_mismatch,
+        journal=events,
     )
 
 

@@ -33,9 +33,7 @@ class Ended:
     value: Any
 
 
-def run_processes(
-    program, tmp_path, *, processes, devices, timeout_s=_TIMEOUT_S, **arguments
-):
+def run_processes(program, tmp_path, *, processes, devices, is_late=None, **arguments):
     """Run `program(**arguments)` in each of n processes; return how each ended.
 
     Once one has died by a signal the others are killed: they would wait for it.
@@ -45,7 +43,8 @@ def run_processes(
       tmp_path: For results; a new folder in it for each call.
       processes: How many.
       devices: Fake devices of each process.
-      timeout_s: Then all are killed, and the test fails.
+      is_late: Whether all are to be killed now, and the test to fail; by default
+        after a time.
       arguments: JSON.
     """
     folder = Path(tmp_path) / f"processes-{time.monotonic_ns()}"
@@ -55,14 +54,15 @@ def run_processes(
         _start(program, arguments, folder, (rank, processes, devices, port))
         for rank in range(processes)
     ]
+    until_s = time.monotonic() + _TIMEOUT_S
     try:
-        late = _wait(group, time.monotonic() + timeout_s)
+        late = _wait(group, is_late or (lambda: time.monotonic() > until_s))
     finally:
         for process in group:
             kill(process)
     ended = [_ended(process, folder, rank) for rank, process in enumerate(group)]
     told = "\n".join(f"--- process {i}\n{each.output}" for i, each in enumerate(ended))
-    assert not late, f"processes {late} did not end within {timeout_s} s\n{told}"
+    assert not late, f"processes {late} did not end in time\n{told}"
     return ended
 
 
@@ -107,12 +107,12 @@ def _start(program, arguments, folder, place):
         )
 
 
-def _wait(group, deadline_s):
+def _wait(group, is_late):
     """Wait until all have ended or one was killed; return who had not in time."""
     while any(process.poll() is None for process in group):
         if any((process.poll() or 0) < 0 for process in group):
             return []
-        if time.monotonic() > deadline_s:
+        if is_late():
             return [i for i, process in enumerate(group) if process.poll() is None]
         time.sleep(_POLL_S)
     return []

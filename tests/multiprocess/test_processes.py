@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,7 @@ pytestmark = pytest.mark.slow
 
 def hang(directory):
     print("it hangs here", flush=True)
-    with open(f"{directory}/{os.getpid()}", "w"):
-        pass
+    Path(directory, "pid").write_text(str(os.getpid()))
     time.sleep(1000)
 
 
@@ -39,13 +39,14 @@ def is_alive(pid):
 
 
 def test_what_hangs_is_killed_and_shown(tmp_path):
+    path, options = tmp_path / "pid", {"processes": 1, "devices": 1}
+
+    def is_late():
+        return path.exists() and path.read_text()
+
     with pytest.raises(AssertionError, match="it hangs here"):
-        run_processes(
-            hang, tmp_path, processes=1, devices=1, timeout_s=20, directory=tmp_path
-        )
-    pids = [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()]
-    assert pids
-    assert not any(map(is_alive, pids))
+        run_processes(hang, tmp_path, is_late=is_late, directory=tmp_path, **options)
+    assert not is_alive(int(path.read_text()))
 
 
 def test_what_fails_is_shown(tmp_path):

@@ -103,14 +103,21 @@ def test_leaving_with_another_code_is_a_failure(tmp_path):
     assert "raised SystemExit: 3" in str(end.error)
 
 
-def test_a_death_is_noticed_within_50_ms(tmp_path):
-    with opened(tmp_path, a=nodes.tell_and_sleep(tmp_path / "pid")) as run:
-        run.start("a")
-        pid = int(run.told(tmp_path / "pid"))
-        started_s = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        assert run.end("a").outcome == "died"
-        assert time.monotonic() - started_s < 0.05
+def test_a_death_is_noticed_at_once(tmp_path):
+    """By a poll, each but the first would wait a whole period: it follows a look."""
+    names = "abcdefgh"
+    sleepers = {name: nodes.tell_and_sleep(tmp_path / name) for name in names}
+    took_s = []
+    with opened(tmp_path, **sleepers) as run:
+        run.start_all()
+        pids = {name: int(run.told(tmp_path / name)) for name in names}
+        for name, pid in pids.items():
+            started_s = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            assert run.end(name).outcome == "died"
+            took_s.append(time.monotonic() - started_s)
+    # A few ms; on a busy machine, where some take 100, one of seven does not.
+    assert min(took_s[1:]) < 0.1, took_s
 
 
 def test_a_worker_that_is_asked_stops_and_still_returns(tmp_path):

@@ -119,7 +119,7 @@ def of_run(run_id):
     return found
 
 
-def wait_gone(run_id, within_s=2.0):
+def wait_gone(run_id, within_s=TIMEOUT_S):
     """Return who of a run is still there after a while; nobody, it is hoped."""
     until_s = time.monotonic() + within_s
     while (left := of_run(run_id)) and time.monotonic() < until_s:
@@ -142,7 +142,7 @@ def wait_file(path):
     return wait_until(lambda: path.exists() and path.read_text())
 
 
-def wait_dead(pids, within_s=2.0):
+def wait_dead(pids, within_s=TIMEOUT_S):
     """Wait until processes are gone: one that was killed takes a moment to exit."""
     wait_until(lambda: not any(map(is_alive, pids)), within_s)
 

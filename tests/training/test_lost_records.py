@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 
-import optax
 import pytest
 
 from replicator.monitoring.events import read_events
@@ -16,7 +15,7 @@ from replicator.monitoring.goodput import goodput
 from replicator.writers.forgiving import Forgiving
 from replicator.writers.jsonl import JSONL
 from tests.fakes import RecordingWriter
-from tests.steps import regression_batch, replicas, trainer
+from tests.steps import run_plainly
 
 _TRAIN = """
 import logging, os, resource, signal, sys, threading, replicator
@@ -49,18 +48,7 @@ def command(directory, each_step="pass"):
 
 
 def train(directory, steps=4, **options):
-    rep = replicas(1)
-    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-    return rep.run(
-        step_fn,
-        [regression_batch()],
-        init_fn=init_fn,
-        steps=steps,
-        directory=directory,
-        write_every=1,
-        display=False,
-        **options,
-    )
+    return run_plainly(steps, directory=directory, write_every=1, **options)
 
 
 def told(caplog, words):
@@ -162,6 +150,7 @@ def test_a_run_does_not_begin_without_its_record(tmp_path):
     (tmp_path / "earlier").touch()  # where what is there should go
     with pytest.raises(ValueError, match="`directory` must be one that can be written"):
         train(tmp_path)
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL  # as it was
 
 
 def test_a_run_that_goes_on_does_without_its_record(tmp_path, caplog):

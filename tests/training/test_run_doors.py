@@ -16,6 +16,7 @@ from replicator.inputs import InputOptions
 from replicator.monitoring.events import read_events
 from replicator.training.options import Retention
 from tests.steps import regression_batch, replicas, trainer
+from tests.steps import run_plainly as run
 
 
 class Counting(Hook):
@@ -33,19 +34,6 @@ class Counting(Hook):
 
     def state_dict(self):
         return {"mean": float("nan") if self.steps >= self._bad_from else 1.0}
-
-
-def run(steps=4, **options):
-    rep = replicas(1)
-    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-    return rep.run(
-        step_fn,
-        [regression_batch()],
-        init_fn=init_fn,
-        steps=steps,
-        display=False,
-        **options,
-    )
 
 
 @pytest.mark.parametrize(

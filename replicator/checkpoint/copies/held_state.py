@@ -101,7 +101,7 @@ class HeldState:
         def read() -> np.ndarray:
             region, left = np.empty(box.shape, self.dtype(leaf)), math.prod(box.shape)
             for copy, number, place in self._places[leaf]:
-                common = _common(box, place)
+                common = box.common(place)
                 if 0 in common.shape:
                     continue
                 found = copy.read(number)[common.within(place)]
@@ -115,16 +115,3 @@ class HeldState:
             return region
 
         return read
-
-
-def _common(box: Box, other: Box) -> Box:
-    """Return the region that is in both."""
-    start = tuple(map(max, box.start, other.start))
-    ends = (
-        min(at + size, first + extent)
-        for at, size, first, extent in zip(
-            box.start, box.shape, other.start, other.shape, strict=True
-        )
-    )
-    shape = tuple(max(0, end - at) for end, at in zip(ends, start, strict=True))
-    return Box(start=start, shape=shape)

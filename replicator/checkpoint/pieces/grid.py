@@ -8,7 +8,7 @@ may cut any: with a chunk of whole rows, a process that needs a column would rea
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
@@ -32,6 +32,31 @@ class Box:
     start: Shape
     shape: Shape
 
+    @classmethod
+    def between(cls, start: Iterable[int], stop: Iterable[int]) -> "Box":
+        """Return the region from `start` up to `stop`, which is not in it.
+
+        >>> Box.between((4, 4), (6, 2)).shape
+        (2, 0)
+        """
+        start = tuple(start)
+        shape = tuple(max(0, end - at) for at, end in zip(start, stop, strict=True))
+        return cls(start=start, shape=shape)
+
+    @property
+    def stop(self) -> Shape:
+        """First index behind the region, on each axis."""
+        return tuple(at + size for at, size in zip(self.start, self.shape, strict=True))
+
+    def common(self, other: "Box") -> "Box":
+        """Return the region that is in both.
+
+        >>> Box(start=(4,), shape=(4,)).common(Box(start=(2,), shape=(3,)))
+        Box(start=(4,), shape=(1,))
+        """
+        start = map(max, self.start, other.start)
+        return Box.between(start, map(min, self.stop, other.stop))
+
     def within(self, outer: "Box") -> tuple[slice, ...]:
         """Return the place of this region in an array that holds only `outer`.
 
@@ -50,9 +75,9 @@ class Box:
         True
         """
         return all(
-            first <= at and at + size <= first + extent
-            for at, size, first, extent in zip(
-                self.start, self.shape, outer.start, outer.shape, strict=True
+            first <= at and end <= last
+            for at, end, first, last in zip(
+                self.start, self.stop, outer.start, outer.stop, strict=True
             )
         )
 
@@ -91,10 +116,9 @@ def box_at(index: tuple[slice, ...], shape: Shape, whole: Shape) -> Box:
     Box(start=(6,), shape=(1,))
     """
     bounds = [part.indices(size) for part, size in zip(index, shape, strict=True)]
-    start = tuple(min(at, n) for (at, _, _), n in zip(bounds, whole, strict=True))
+    start = (min(at, n) for (at, _, _), n in zip(bounds, whole, strict=True))
     stop = (min(end, n) for (_, end, _), n in zip(bounds, whole, strict=True))
-    extents = tuple(end - at for end, at in zip(stop, start, strict=True))
-    return Box(start=start, shape=extents)
+    return Box.between(start, stop)
 
 
 def choose_grid(shape: Shape, piece: Shape, itemsize: int, *, shard_bytes: int) -> Grid:
@@ -127,18 +151,8 @@ def cells(box: Box, cell: Shape) -> Iterator[tuple[Shape, Box]]:
         for at, extent, size in zip(box.start, box.shape, cell, strict=True)
     ]
     for index in itertools.product(*ranges):
-        start = tuple(
-            max(at, number * size)
-            for at, number, size in zip(box.start, index, cell, strict=True)
-        )
-        stop = (
-            min(at + extent, (number + 1) * size)
-            for at, extent, number, size in zip(
-                box.start, box.shape, index, cell, strict=True
-            )
-        )
-        extents = (end - at for end, at in zip(stop, start, strict=True))
-        yield index, Box(start=start, shape=tuple(extents))
+        first = tuple(n * size for n, size in zip(index, cell, strict=True))
+        yield index, box.common(Box(start=first, shape=cell))
 
 
 def joined(boxes: Sequence[Box], chunk: Shape) -> list[Box]:
@@ -210,14 +224,5 @@ def _share(box: Box, other: Box, chunk: Shape) -> bool:
 
 
 def _around(box: Box, other: Box) -> Box:
-    start = tuple(map(min, box.start, other.start))
-    stop = (
-        max(a + m, b + n)
-        for a, m, b, n in zip(
-            box.start, box.shape, other.start, other.shape, strict=True
-        )
-    )
-    return Box(
-        start=start,
-        shape=tuple(end - at for end, at in zip(stop, start, strict=True)),
-    )
+    start = map(min, box.start, other.start)
+    return Box.between(start, map(max, box.stop, other.stop))

@@ -104,12 +104,8 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     records, events, start_step = spec.recording, spec.events, resumed.start_step
     is_fresh = start_step == 0 and not spec.recovery.went_back
     processes = exchange("run-record", describe_process()) if spec.together else None
-    profile: list[Hook] = []
-    if records.directory is not None:
-        folder = records.directory / "profile"
-        profile = [Profile(folder, steps=records.profile, events=events)]
     if spec.together and jax.process_index() > 0:
-        return Reports(after=profile)
+        return Reports(after=_profiling(records, events))
 
     def compilations() -> Sequence[Compilation]:
         return getattr(spec.step, "compilations", ())  # a debug step has none
@@ -156,9 +152,20 @@ def open_reports(spec: RunSpec, resumed: Resumed) -> Reports:
     )
     return Reports(
         hooks=[*hooks, *_writing(records, writer)],
-        after=[*profile, JournalPhases(events, spec.phases, start_step=start_step)],
+        # After what may fail: the profiler takes a signal until it is closed.
+        after=[
+            *_profiling(records, events),
+            JournalPhases(events, spec.phases, start_step=start_step),
+        ],
         writer=writer,
     )
+
+
+def _profiling(records: Recording, events: EventLog | None) -> list[Hook]:
+    if records.directory is None:
+        return []
+    folder = records.directory / "profile"
+    return [Profile(folder, steps=records.profile, events=events)]
 
 
 def _writing(records: Recording, writer: Writer) -> list[Hook]:

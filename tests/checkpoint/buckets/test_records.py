@@ -3,13 +3,12 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import optax
 import pytest
 
 from benchmarks.runs.faulty_buckets import BUCKET
+from replicator.checkpoint import disk
 from replicator.checkpoint.buckets.bucket import Bucket
 from replicator.checkpoint.buckets.url import parse_url
 from replicator.cli import main as cli
@@ -18,7 +17,7 @@ from replicator.hooks import Hook, StateCallback, every
 from replicator.training.reports import uploads as module
 from replicator.training.reports.uploads import Uploads
 from tests.cli.look.report_page.runs import make_run
-from tests.steps import regression_batch, replicas, trainer
+from tests.steps import run_plainly
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +45,7 @@ def s3_url(s3, tmp_path):
 
 
 def run(directory, steps=2, **options):
-    rep = replicas(1)
-    init_fn, step_fn = trainer(rep.wrap_optimizer(optax.sgd(0.1)))
-    return rep.run(
-        step_fn,
-        [regression_batch()],
-        init_fn=init_fn,
-        steps=steps,
-        directory=directory,
-        write_every=1,
-        display=False,
-        **options,
-    )
+    return run_plainly(steps, directory=directory, write_every=1, **options)
 
 
 def opened(url):
@@ -133,33 +121,19 @@ def test_a_bucket_that_fails_later_ends_no_run(s3, s3_url, tmp_path, caplog):
     assert steps_in(s3_url) == [1, 2, 3]
 
 
-class Look(Hook):
-    """Look for the rows in the bucket after each step."""
-
-    def __init__(self, url, directory):
-        self._url, self._directory, self.rows = url, directory, {}
-
-    def on_end(self, event):
-        until_s = time.monotonic() + 30
-        while not list(self._directory.glob("*2/manifest.json")):
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
-        self.rows = steps_in(self._url)
-
-
 def test_rows_are_in_the_bucket_before_their_step_is_saved(
     s3_url, tmp_path, monkeypatch
 ):
+    found = []
+
+    def look(operation, path):
+        if path.name == "manifest.json":  # about to be written: it ends a save
+            found.append(steps_in(s3_url))
+
     monkeypatch.setattr(module, "_EVERY_S", 1000.0)
-    look = Look(s3_url, tmp_path / "saved")
-    run(
-        s3_url,
-        steps=3,
-        hooks=[look],
-        checkpoint_dir=tmp_path / "saved",
-        checkpoint_every=2,
-    )
-    assert look.rows[:2] == [1, 2]
+    monkeypatch.setattr(disk, "_ignore", look)
+    run(s3_url, steps=2, checkpoint_dir=tmp_path / "saved")
+    assert found[0] == [1, 2]
 
 
 def test_what_a_kill_left_here_goes_to_the_bucket_with_the_next_run(s3_url):
