@@ -197,14 +197,17 @@ def table_rows(rows: Sequence[PlanRow]) -> list[tuple[str, ...]]:
 
 def notes_of(rows: Sequence[PlanRow]) -> list[str]:
     """Return lines below the table: reasons, what to change, and what is a forecast."""
-    notes = []
+    reasons: dict[str, list[str]] = {}
     for row in rows:
-        name = f"{row.topology} {row.strategy}"
         if row.fits is False:
             others = [each for each in rows if each.topology == row.topology]
-            notes.append(f"{name} does not fit: {advice(row, others)}.")
+            reason = f"does not fit: {advice(row, others)}."
         elif row.outcome.reason:
-            notes.append(f"{name}: {row.outcome.status}: {row.outcome.reason}")
+            reason = f"{row.outcome.status}: {row.outcome.reason}"
+        else:
+            continue
+        reasons.setdefault(reason, []).append(f"{row.topology} {row.strategy}")
+    notes = [f"{'; '.join(names)} {reason}" for reason, names in reasons.items()]
     if any(row.outcome.status == "forecast" for row in rows):
         notes.append(
             "Not compiled: a forecast from the traced step and the strategy's table. "
