@@ -18,6 +18,7 @@ import functools
 import json
 import pathlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -140,13 +141,13 @@ def efficiency(lowered: CompileOutcome) -> float:
     return round(found[_SIZES[0]] / found[_SIZES[-1]], 3)
 
 
-def most_images(kept: dict[str, Any]) -> dict[str, int]:
+def most_images(found: Mapping[str, CompileOutcome]) -> dict[str, int]:
     """Return the most images of a core that fit, where one more does not."""
     return {
         strategy: most
         for strategy, most in MOST.items()
-        if kept_outcome(kept, f"biggan.{strategy}.{most}").status == "compiled"
-        and kept_outcome(kept, f"biggan.{strategy}.{most + 1}").status == "memory"
+        if found[f"biggan.{strategy}.{most}"].status == "compiled"
+        and found[f"biggan.{strategy}.{most + 1}"].status == "memory"
     }
 
 
@@ -156,33 +157,29 @@ def main(argv: list[str]) -> None:
     for name in _FRESH.value:
         compile_again(name)
     kept = read()
+    found = {name: kept_outcome(kept, name) for name in CASES}
+    for name, outcome in found.items():
+        print(name, dataclasses.replace(outcome, features=None))
     looked_at = _TINY_CASES if _TINY.value else tuple(CASES)
     lowered = {name: lowered_today(CASES[name]) for name in looked_at}
     stale = [name for name in looked_at if lowered[name].key != kept[name]["key"]]
-    found = {name: kept_outcome(kept, name) for name in looked_at}
-    for name, outcome in found.items():
-        print(name, dataclasses.replace(outcome, features=None))
-    result: dict[str, Any] = {
+    resnet = {name: each for name, each in found.items() if "resnet" in name}
+    result = {
+        "fits": int(found["biggan"].status == "compiled"),
+        "bytes_per_core": found["biggan"].memory_bytes,
+        "predicted_efficiency": None if _TINY.value else efficiency(lowered["biggan"]),
+        "most_images": most_images(found),
+        "resnet_fits": int(all(o.status == "compiled" for o in resnet.values())),
         "images_per_s": {
             name.removeprefix("resnet."): round(
                 outcome.examples / seconds_of(outcome, CASES[name].topology)
             )
-            for name, outcome in found.items()
-            if name.startswith("resnet.")
+            for name, outcome in resnet.items()
         },
-        "resnet_fits": int(
-            all(o.status == "compiled" for n, o in found.items() if "resnet" in n)
-        ),
         "stale": len(stale),
+        "seconds": round(time.monotonic() - started_s, 1),
     }
-    if not _TINY.value:
-        result |= {
-            "fits": int(found["biggan"].status == "compiled"),
-            "bytes_per_core": found["biggan"].memory_bytes,
-            "predicted_efficiency": efficiency(lowered["biggan"]),
-            "most_images": most_images(kept),
-        }
-    print(json.dumps(result | {"seconds": round(time.monotonic() - started_s, 1)}))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

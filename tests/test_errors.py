@@ -39,6 +39,7 @@ from replicator.checkpoint.buckets.bucket import Bucket
 from replicator.checkpoint.buckets.url import parse_url
 from replicator.checkpoint.snapshot import start_copy
 from replicator.cli import launch as launch_command
+from replicator.cli.look.plan import topologies_of
 from replicator.cli.main import make_parser
 from replicator.distributed.remote.hosts import Hosts
 from replicator.distributed.remote.machine_file import read_hosts
@@ -72,6 +73,8 @@ from replicator.testing.faults import Injector, parse
 from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
 from replicator.training.nonfinite.rollback import Recovery
 from replicator.training.postmortem.bundle import read_bundle
+from replicator.tuning.named import named_strategies
+from replicator.tuning.problem import ProblemFile, problem_from
 from replicator.writers import Multi
 from tests.cut_wrongly import BATCH, centred, step_from
 from tests.cut_wrongly import init_fn as init_cut
@@ -109,6 +112,7 @@ PLACES = {
     "rpc": "Calls between processes",
     "compat": "Code of the days of pmap",
     "testing": "Tests of a step",
+    "tuning": "Plans",
     "cli": "The command",
 }
 
@@ -2532,6 +2536,85 @@ ROWS = [
         ArgumentError,
         "`topology` must be a number of hosts and of GPUs in each, at most 8, got "
         "'h100:2x16'. Write `h100:8` or `h100:2x8`.",
+    ),
+    Row(
+        "Devices of a topology of GPUs",
+        lambda: replicator.devices_of("h100:2x8"),
+        ArgumentError,
+        "`topology` must be of TPUs, got 'h100:2x8', which no compiler here knows. Use "
+        "`strategies.Machine.from_topology` for a forecast.",
+    ),
+    Row(
+        "A device to plan for whose links nobody published",
+        lambda: topologies_of("b300:8"),
+        ArgumentError,
+        "`topology` must begin with a device whose links are published, got 'b300:8'. "
+        "Use one of v2, v3, v4, v5p, v5e, v6e, v100, t4, a100, a100-80gb, a100-pcie, "
+        "a100-80gb-pcie, l4, l40s, h100, h100-pcie, h100-nvl, h200, b200: `v5e:4x4`, "
+        "`h100:2x8`.",
+    ),
+    Row(
+        "A strategy to plan that is not known",
+        lambda: named_strategies("fsdp,zero4"),
+        ArgumentError,
+        "`strategy` must be one of data_parallel, zero1, zero2, fsdp, hybrid, "
+        "tensor_parallel, got 'zero4'. Use one of these, or `auto`.",
+    ),
+    Row(
+        "A strategy to plan without what it needs",
+        lambda: named_strategies("hybrid"),
+        ArgumentError,
+        "`strategy` must give hybrid what it takes, got 'hybrid': hybrid() missing 1 "
+        "required keyword-only argument: 'shard'. See "
+        "`help(replicator.strategies.hybrid)`.",
+    ),
+    Row(
+        "A list of strategies that is none",
+        lambda: named_strategies("hybrid(8"),
+        ArgumentError,
+        "`strategy` must be names of builders, got 'hybrid(8'. Write `fsdp,zero1` or "
+        "`hybrid(shard=8)`.",
+    ),
+    Row(
+        "A problem in a file that is not there",
+        lambda: ProblemFile.from_text("trian.py:problem"),
+        ArgumentError,
+        "`FILE:FUNCTION` must name a Python file that is there, and a function in it, "
+        "got 'trian.py:problem'. Write `train.py:problem`.",
+    ),
+    Row(
+        "A problem that its file does not have",
+        lambda: ProblemFile(
+            path=str(folder("train.py") / "train.py"), function="probelm"
+        ).load(),
+        ArgumentError,
+        "`FILE:FUNCTION` must name a function of runs/a/train.py, got 'probelm'. Write "
+        "`def probelm(rep)` there.",
+    ),
+    Row(
+        "A problem that reads data",
+        lambda: problem_from(lambda rep: np.load("no/images.npz"), None),
+        ArgumentError,
+        "`problem` must return a step without reading data, got FileNotFoundError: "
+        "[Errno 2] No such file or directory: 'no/images.npz', at train.py:12. Return "
+        "`jax.ShapeDtypeStruct`s in place of a batch.",
+    ),
+    Row(
+        "A problem that returns a dataset",
+        lambda: problem_from(
+            lambda rep: (lambda s, b: s, lambda key: {}, [np.ones(3), 7]), None
+        ),
+        ArgumentError,
+        "`problem` must return a batch of arrays or `jax.ShapeDtypeStruct`s with a "
+        "leading axis of examples, got 7 at `1`. Write `{'x': "
+        "jax.ShapeDtypeStruct((256, 784), 'float32')}`.",
+    ),
+    Row(
+        "A problem that returns something else",
+        lambda: problem_from(lambda rep: None, None),
+        ArgumentError,
+        "`problem` must return a tuple of step_fn, init_fn and the shapes of a batch, "
+        "got None. Return these three.",
     ),
     Row(
         "A prediction on a machine that is too small",

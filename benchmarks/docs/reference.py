@@ -35,7 +35,9 @@ MODULES = (
 """The public modules, in the order of the reference."""
 
 _OF_REPLICATOR = {
-    "Around a step": "Replicator run Session CompiledStep Evaluation fake_devices",
+    "Around a step": (
+        "Replicator run Session CompiledStep Evaluation fake_devices devices_of"
+    ),
     "Inside a step": (
         "all_reduce all_gather reduce_scatter broadcast all_to_all permute map_gather "
         "map_reduce assume_replicated replica_id num_replicas replica_key example_keys "

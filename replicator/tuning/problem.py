@@ -137,7 +137,7 @@ def problem_from(function: ProblemFn, rep: Any) -> Problem:
     except Exception as failure:
         raise ArgumentError(
             "`problem` must return a step without reading data, got "
-            f"{type(failure).__name__}: {failure} ({_line(failure)}). Return "
+            f"{type(failure).__name__}: {failure}, at {_line(failure)}. Return "
             "`jax.ShapeDtypeStruct`s in place of a batch."
         ) from failure
     if not isinstance(found, tuple) or len(found) != 3:

@@ -29,7 +29,7 @@ def test_a_place_that_is_none_is_refused(text):
 @pytest.mark.parametrize(
     ("function", "part"),
     [
-        (problems.reads_data, r"got FileNotFoundError: .* \(problems.py:\d+\)"),
+        (problems.reads_data, r"got FileNotFoundError: .*, at problems.py:\d+"),
         (problems.returns_a_dataset, "leading axis of examples, got <.*iterator"),
         (problems.takes_data, r"must take \(rep\), got \(rep, dataset\)"),
         (lambda rep: None, "tuple of step_fn, init_fn and the shapes"),
