@@ -19,7 +19,8 @@ import replicator
 from benchmarks import worker
 from benchmarks.first_update.faults import PATTERNS, ROUTES, is_possible
 from benchmarks.first_update.judge import Setting
-from benchmarks.rehearse.problems import PROBLEMS, problem_of, strategy_of
+from benchmarks.rehearse.problems import PROBLEMS, strategy_of
+from benchmarks.rehearse.unguarded import problem_of
 from replicator import strategies
 from replicator.strategies import Strategy
 from replicator.tuning.problem import ProblemFn

@@ -79,7 +79,8 @@ class Rehearsal:
     def from_json(cls, text: str | bytes) -> "Rehearsal":
         """Read what `to_json` wrote."""
         plain: dict[str, Any] = json.loads(text)
-        return cls(**plain | {"left_whole": tuple(plain["left_whole"])})
+        plain["left_whole"] = tuple(plain["left_whole"])
+        return cls(**plain)
 
 
 class RehearsedCut(NamedTuple):

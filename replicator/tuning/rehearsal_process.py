@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import inspect
 import math
 import os
 import pickle
@@ -26,7 +25,12 @@ from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.transforms import lift, takes_key
 from replicator.errors import ArgumentError, PartitionError, ReplicatorError
 from replicator.strategies.variables import Variable, variables_of
-from replicator.tuning.problem import Problem, ProblemFn, function_of, problem_from
+from replicator.tuning.problem import (
+    Problem,
+    at_small_sizes,
+    function_of,
+    problem_from,
+)
 from replicator.tuning.rehearsal import Rehearsal, Status, on_mesh, rehearsed_cut
 from replicator.tuning.rehearse import RehearsalOrder, started_rehearsal
 
@@ -66,7 +70,8 @@ def rehearsed(order: RehearsalOrder) -> Rehearsal:
         return _failed(found, "refused", refusal)
     try:
         function = function_of(order.problem)
-        problems = [_problem(function, rep, small=each) for each in (False, True)]
+        shrunk = at_small_sizes(function)
+        problems = [problem_from(each, rep) for each in (function, shrunk)]
     except ArgumentError as refusal:
         return _failed(found, "problem", refusal)
     try:
@@ -74,7 +79,7 @@ def rehearsed(order: RehearsalOrder) -> Rehearsal:
         cut = rehearsed_cut(strategy, dict(found.planned), true, small)
         found = dataclasses.replace(found, cut=cut.cut, left_whole=cut.left_whole)
         rep = make(strategy=cut.strategy)
-        checked = _checked(rep, _problem(function, rep, small=True))
+        checked = _checked(rep, problem_from(shrunk, rep))
     except Exception as failure:  # the user's functions run here
         return _failed(found, "refused", failure)
     return _judged(found, checked)
@@ -102,17 +107,6 @@ def random_batch(shapes: PyTree, *, seed: int) -> PyTree:
         return draw.integers(largest, size=leaf.shape).astype(leaf.dtype)
 
     return jax.tree.map(drawn, shapes)
-
-
-def _problem(function: ProblemFn, rep: Any, *, small: bool) -> Problem:
-    if not small:
-        return problem_from(function, rep)
-    if "small" not in inspect.signature(function).parameters:
-        raise ArgumentError(
-            "`problem` must take `small` to be rehearsed, got one that does not. Write "
-            "`def problem(rep, small=False)`, with small sizes where it is True."
-        )
-    return problem_from(functools.partial(function, small=True), rep)
 
 
 def _variables(problem: Problem) -> tuple[Variable, ...]:
