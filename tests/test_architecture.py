@@ -67,8 +67,8 @@ FORBIDDEN = [
 HEAVY = {
     "cloudpickle": {
         "replicator/launchpad_bridge/recipes.py",
+        "replicator/tuning/child.py",
         "replicator/tuning/choosing/elsewhere.py",
-        "replicator/tuning/compiling.py",
     },
     "ray": {
         "replicator/launchpad_bridge/launchers/on_ray/ray_cluster.py",

@@ -99,6 +99,25 @@ class ProblemFile:
         return function
 
 
+def function_of(problem: ProblemFile | ProblemFn) -> ProblemFn:
+    """Return the function of a problem, from its file if it is a place.
+
+    Raises:
+      ArgumentError: The file cannot be imported, or has no such function.
+    """
+    if not isinstance(problem, ProblemFile):
+        return problem
+    try:
+        return problem.load()
+    except ArgumentError:
+        raise
+    except Exception as failure:
+        raise ArgumentError(
+            f"`FILE:FUNCTION` must be of a file that can be imported, got "
+            f"{type(failure).__name__}: {failure}. Run `python {problem.path}`."
+        ) from failure
+
+
 def problem_from(function: ProblemFn, rep: Any) -> Problem:
     """Return the problem that a function makes for a `Replicator`.
 
