@@ -1,10 +1,10 @@
-"""Does the filter keep the best, do choices flip where they must, how long does one take?
+"""Does the filter keep the best, do choices flip where they must, and how fast?
 
 Machines that are not there have sixteen devices; steps are compiled for as many fake
-ones, and nothing of them runs. `pruned_best`: of twelve machines those where, for one of
-three models, the candidates that were compiled lack the one that the cost model would
-choose if all were. `flips`: of eight pairs of cases those where both choices are right.
-`seconds`: time of `replicator.choose` for the character-level transformer of
+ones, and nothing of them runs. `pruned_best`: of twelve machines those where, for one
+of three models, the candidates that were compiled lack the one that the cost model
+would choose if all were. `flips`: of eight pairs of cases those where both choices are
+right. `seconds`: time of `replicator.choose` for the character-level transformer of
 `experiments/char_lm.py`, on eight fake devices, with eight trials.
 """
 
