@@ -61,6 +61,7 @@ TINY = {
     "learner_faults": ["--rounds=5"],
     "upstream_launchpad": ["--only=test_nested_groups"],
     "strategy_memory": ["--width=64", "--notpu"],
+    "choose": ["--tiny"],
     "plan_published": ["--tiny"],
     "plan_biggan": ["--tiny"],
     "actor_learner": [
@@ -128,6 +129,7 @@ EXACT = {
     "learner_faults": {"failures": 0, "rounds": 5},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
+    "choose": {"pruned_best": 0, "flips": 1},
     "plan_published": {"stale": 0},
     "plan_biggan": {"stale": 0, "resnet_fits": 1},
     "actor_learner": {"rllib_speedup": None},
