@@ -68,7 +68,6 @@ HEAVY = {
     "cloudpickle": {
         "replicator/launchpad_bridge/recipes.py",
         "replicator/tuning/child.py",
-        "replicator/tuning/choosing/elsewhere.py",
     },
     "ray": {
         "replicator/launchpad_bridge/launchers/on_ray/ray_cluster.py",

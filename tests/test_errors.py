@@ -51,6 +51,7 @@ from replicator.errors import (
     CheckpointError,
     CheckpointMismatchError,
     CollectivesError,
+    DeviceMemoryError,
     DistributedError,
     InvarianceError,
     LaunchError,
@@ -69,10 +70,12 @@ from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
 from replicator.strategies import Machine
+from replicator.strategies.choose import Candidate, Search
 from replicator.testing.faults import Injector, parse
 from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
 from replicator.training.nonfinite.rollback import Recovery
 from replicator.training.postmortem.bundle import read_bundle
+from replicator.tuning.choosing.refusals import nothing_fits, too_many
 from replicator.tuning.named import named_strategies
 from replicator.tuning.problem import ProblemFile, at_small_sizes, problem_from
 from replicator.writers import Multi
@@ -112,7 +115,7 @@ PLACES = {
     "rpc": "Calls between processes",
     "compat": "Code of the days of pmap",
     "testing": "Tests of a step",
-    "tuning": "Plans",
+    "tuning": "Plans and choices",
     "cli": "The command",
 }
 
@@ -762,6 +765,34 @@ def inspected():
         {"n": np.float32(1)},
         regression_batch(),
     )
+
+
+def chosen(**options):
+    init_fn, step_fn = trainer(adam())
+    replicator.choose(step_fn, init_fn, regression_batch(), **options)
+
+
+def run_to_choose(**options):
+    rep = replicas(8, strategy="auto")
+    init_fn, step_fn = trainer(adam())
+    data = [regression_batch()]
+    rep.run(step_fn, data, init_fn=init_fn, display=False, **options)
+
+
+def session_to_choose():
+    rep = replicas(8, strategy="auto")
+    rep.session(init_fn=lambda key: jnp.zeros(3))
+
+
+def searched(memory_bytes=None, is_over=False, **fields):
+    """Raise the error of a search that found nothing."""
+    failed = Candidate(name="fsdp", strategy=FSDP, **fields)
+    found = Search(candidates=(failed,), memory_bytes=memory_bytes, is_over=is_over)
+    raise nothing_fits(found, lambda *_: "")
+
+
+def too_much(asked, seconds, limit_s):
+    raise too_many(asked, seconds, limit_s)
 
 
 FSDP = strategies.fsdp(whole_below_bytes=0)
@@ -2460,6 +2491,92 @@ ROWS = [
         "`params/w1` must divide over {'model': 8}, got the shape [4, 8] for the "
         "partition ('model',). Change its rule, let it stay whole, "
         '`uneven="whole"`, or pad it: `uneven="pad"`.',
+    ),
+    Row(
+        "A strategy that is not decided yet",
+        lambda: replicas(8, strategy="auto").init(lambda key: key),
+        ArgumentError,
+        '`strategy` must be decided for this, got "auto" before a run began. Use '
+        "`replicator.choose(step_fn, init_fn, batch).replicator`.",
+    ),
+    Row(
+        "A strategy to choose, and an order of sums",
+        lambda: replicas(8, strategy="auto", reduction="ordered"),
+        ArgumentError,
+        '`reduction` must be "fast" with `strategy="auto"`, got "ordered". Leave one '
+        "of them out.",
+    ),
+    Row(
+        "A run without data to choose a strategy by",
+        session_to_choose,
+        ArgumentError,
+        '`dataset` must be given, and a `step_fn`, with `strategy="auto"`, got None. '
+        "Use `replicator.choose(step_fn, init_fn, batch).replicator`.",
+    ),
+    Row(
+        "A choice of a strategy and of microbatches",
+        lambda: run_to_choose(auto_microbatch=True),
+        ArgumentError,
+        '`auto_microbatch` must be False with `strategy="auto"`, got True. Choose '
+        "`accumulate`; where nothing fits, the error says which does.",
+    ),
+    Row(
+        "A choice for a Replicator that has its strategy",
+        lambda: chosen(replicator=replicas(8, strategy=FSDP)),
+        ArgumentError,
+        '`replicator` must be one with `strategy="auto"` that is not decided yet, got '
+        "one under fsdp. Leave it out, and use `choice.replicator`.",
+    ),
+    Row(
+        "Fewer than no trials",
+        lambda: chosen(trials=-1),
+        ArgumentError,
+        "`trials` must be at least 0, got -1. Pass 0 to decide by the model alone.",
+    ),
+    Row(
+        "A choice by the model alone, for a machine without figures",
+        lambda: chosen(trials=0),
+        ArgumentError,
+        "`trials` must be at least 1 for cpu, whose figures are not known, got 0. Run "
+        "`replicator devices --calibrate`, or pass a `machine`.",
+    ),
+    Row(
+        "A choice for a machine of another size",
+        lambda: chosen(machine=Machine.from_topology("h100:2x8")),
+        ArgumentError,
+        "`machine` must have the 8 devices that are there, got h100:2x8 with 16. Leave "
+        "it out, or use `replicator.fake_devices`.",
+    ),
+    Row(
+        "More candidates than fit in the time",
+        lambda: too_much(6, 30.0, 120.0),
+        ArgumentError,
+        "`candidates` must fit into `limit_s`, got 6 for 120 s, of which the first "
+        "took 30 s to compile. Name 4, or pass `limit_s=360`.",
+    ),
+    Row(
+        "No strategy that works",
+        lambda: searched(status="failed", why="NaN"),
+        ArgumentError,
+        "`strategy` must be found among candidates that work, got none: fsdp: NaN. "
+        "Mend the step, or pass other `candidates`.",
+    ),
+    Row(
+        "No strategy with which a step fits",
+        lambda: searched(
+            memory_bytes=2**34 * 0.965, status="does not fit", need_bytes=30 << 30
+        ),
+        DeviceMemoryError,
+        "`strategy` must make the step fit into each device's memory, got none that "
+        "does: fsdp is the nearest, and needs 30 GiB, 15.3 GiB more than the 14.7 GiB "
+        "that it may have. Use 3 times as many devices, or a smaller model or batch.",
+    ),
+    Row(
+        "No time to choose",
+        lambda: searched(is_over=True, status="left out"),
+        ArgumentError,
+        "`limit_s` must be enough to compile one candidate, got too little. Pass a "
+        "larger one, or fewer `candidates`.",
     ),
     Row(
         "A strategy that was saved for other variables",

@@ -1,1 +1,1 @@
-"""Does the filter keep the best, do choices flip where they must, how long does one take?"""
+"""Does the filter keep the best, do choices flip where they must, and how fast?"""

@@ -1,4 +1,4 @@
-"""Searches by the model alone, over programs that are compiled once for all machines."""
+"""Searches by the model alone, over programs compiled once for all machines."""
 
 import dataclasses
 import functools
@@ -85,7 +85,8 @@ def search(case: Case) -> Search:
     """Return the search of a case, decided by the model alone."""
     found, action = decide(_begun(case))
     while action.verb != "end":
-        assert action.verb == "compile" and action.name is not None, "nothing is timed"
+        assert action.verb == "compile", "nothing is timed"
+        assert action.name is not None, "only an end has no name"
         event = _event(case, found.of(action.name))
         found, action = decide(found, event)
     return found

@@ -67,25 +67,44 @@ def ask_child(
       limit_s: Seconds after which the process is ended.
       environ: What is added to its environment.
     """
-    with _started(module, environ) as (process, messages):
-        written, is_late = _talk(process, cloudpickle.dumps(order), limit_s)
+    with started_child(module, environ) as (process, messages):
+        written, is_late = _talk(process, pickled(order), limit_s)
         if written:
             return written
         if is_late:
             return Ended(is_late=True, why=f"not done within {limit_s:g} s")
-        if process.exited >= 0:  # its output ends a moment before it does
-            poll = select.poll()
-            poll.register(process.exited, select.POLLIN)
-            poll.poll(_LINGER_S * 1e3)
-        code = process.close()
-        how = describe_code(code, out_of_memory=process.out_of_memory)
-        return Ended(is_late=False, why=f"it {how}: {_last_lines(messages)}")
+        return Ended(is_late=False, why=how_it_ended(process, messages))
+
+
+def how_it_ended(process: GuardedProcess, messages: IO[bytes]) -> str:
+    """Return how a child ended whose output is at its end, and its last lines.
+
+    Args:
+      process: The child.
+      messages: What it printed.
+    """
+    if process.exited >= 0:  # its output ends a moment before it does
+        poll = select.poll()
+        poll.register(process.exited, select.POLLIN)
+        poll.poll(_LINGER_S * 1e3)
+    code = process.close()
+    how = describe_code(code, out_of_memory=process.out_of_memory)
+    return f"it {how}: {_last_lines(messages)}"
 
 
 @contextlib.contextmanager
-def _started(
+def started_child(
     module: str, added: dict[str, str]
 ) -> Iterator[tuple[GuardedProcess, IO[bytes]]]:
+    """Have a module's `main` run in a process of its own as long as a block lasts.
+
+    Args:
+      module: Name of the module.
+      added: What is added to the environment.
+
+    Yields:
+      The process, and the file of what it prints.
+    """
     folder = Path(tempfile.mkdtemp(prefix="replicator-tuning-"))
     environ = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON} | added
     environ["XLA_FLAGS"] = _FAKE_COUNT.sub("", environ.get("XLA_FLAGS", ""))
@@ -105,6 +124,9 @@ def _started(
             try:
                 yield process, messages
             finally:
+                if process.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.close()
                 process.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -114,13 +136,9 @@ def _talk(process: GuardedProcess, order: bytes, limit_s: float) -> tuple[bytes,
     """Hand over the order; return what it wrote, and whether time was over."""
     assert process.stdin is not None, "a pipe"
     assert process.stdout is not None, "a pipe"
-    path = [os.path.abspath(each) for each in sys.path]
-    # One that dies at once reads nothing, and its exit says so.
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        for part in (json.dumps(path).encode() + b"\n", order):
-            view = memoryview(part)
-            while view:
-                view = view[stdin.write(view) :]
+    send(process, import_path() + order)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
     until_s, written = time.monotonic() + limit_s, b""
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
@@ -129,6 +147,34 @@ def _talk(process: GuardedProcess, order: bytes, limit_s: float) -> tuple[bytes,
             return written, False
         written += part
     return b"", True
+
+
+def pickled(order: Any) -> bytes:
+    """Return data as a child unpickles it; functions in it are sent by value.
+
+    Raises:
+      Exception: It cannot be pickled.
+
+    >>> len(pickled(lambda: 1)) > 0
+    True
+    """
+    return cloudpickle.dumps(order)
+
+
+def import_path() -> bytes:
+    """Return the line that a child reads first."""
+    path = [os.path.abspath(each) for each in sys.path]
+    return json.dumps(path).encode() + b"\n"
+
+
+def send(process: GuardedProcess, data: bytes) -> None:
+    """Write to a child's input, all of it; to one that has died, nothing."""
+    assert process.stdin is not None, "a pipe"
+    view = memoryview(data)
+    # One that dies at once reads nothing, and its exit says so.
+    with contextlib.suppress(BrokenPipeError):
+        while view:
+            view = view[process.stdin.write(view) :]
 
 
 def _last_lines(messages: IO[bytes]) -> str:

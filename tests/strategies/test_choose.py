@@ -10,6 +10,7 @@ from replicator.strategies.choose import (
     Checked,
     Compiled,
     Failed,
+    HalfTime,
     OutOfTime,
     Search,
     Timed,
@@ -34,6 +35,7 @@ def searched(*candidates, seconds=None, answers=None, **options):
     while action.verb != "end":
         done.append((action.verb, action.name))
         answer = answers.get(done[-1]) or PLAIN[action.verb]
+        assert action.name is not None
         search, action = decide(search, answer(search.of(action.name), seconds))
     return search, action.name, done
 
@@ -75,8 +77,24 @@ def test_data_parallel_and_fsdp_are_timed_however_slow_the_model_says_they_are()
     others = [candidate(f"zero1 {n}", 0.1) for n in range(4)]
     slow = candidate("data_parallel", 9.0), candidate("fsdp", 9.0)
     _, _, done = searched(*others, *slow, trials=3)
-    compiled = [name for verb, name in done if verb == "compile"]
-    assert compiled == ["data_parallel", "fsdp", "zero1 0"]
+    timed = {name for verb, name in done if verb == "time"}
+    assert timed == {"data_parallel", "fsdp", "zero1 0"}
+
+
+def test_what_by_its_bound_may_still_be_the_best_is_compiled():
+    hidden = candidate("hidden", 9.0, bound_s=0.5)
+    others = candidate("fsdp", 1.0), candidate("beaten", 9.0, bound_s=2.0)
+    search, _, done = searched(*others, hidden, trials=0)
+    assert done == [("compile", "fsdp"), ("compile", "hidden")]
+    assert status(search, "beaten") == "left out"
+
+
+def test_at_half_time_no_more_is_compiled_but_what_is_there_is_timed():
+    answers = {("compile", "zero2"): lambda *_: HalfTime()}
+    three = candidate("fsdp"), candidate("zero2", 2.0), candidate("zero3", 3.0)
+    search, winner, done = searched(*three, answers=answers)
+    assert ("time", "fsdp") in done
+    assert (winner, status(search, "zero3")) == ("fsdp", "left out")
 
 
 def test_a_state_that_cannot_fit_is_not_compiled():

@@ -14,13 +14,9 @@ from replicator.base.mesh import replica_mesh
 from replicator.strategies.text import from_json
 from replicator.tuning.choosing.measuring import Measurer
 
-HANDED_ON = (
+SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
-    *(
-        "jax_numpy_dtype_promotion",
-        "jax_numpy_rank_promotion",
-        "jax_default_dtype_bits",
-    ),
+    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"),
     *("jax_threefry_partitionable", "jax_compilation_cache_dir"),
 )
 """Settings of JAX that a step's program depends on, and where programs are kept."""

@@ -56,7 +56,7 @@ from replicator.tuning.choosing.candidates import (
 from replicator.tuning.choosing.decision import Decision
 from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
 from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject
-from replicator.tuning.choosing.nothing_fits import nothing_fits
+from replicator.tuning.choosing.refusals import nothing_fits, too_many
 
 _log = logging.getLogger(__name__)
 
@@ -222,15 +222,10 @@ class Choosing:
     def _require_time(self, search: Search, seconds: float) -> None:
         """Refuse more candidates than fit in the time, once the first is compiled."""
         asked = self._options.candidates
-        if asked is None or len(search.all_of("waiting")) < len(search.candidates):
+        if asked is None or any(each.program for each in search.candidates):
             return
-        if (whole_s := seconds * len(asked)) > self._options.limit_s:
-            fitting = max(int(self._options.limit_s / seconds), 1)
-            raise ArgumentError(
-                f"`candidates` must fit into `limit_s`, got {len(asked)} for "
-                f"{self._options.limit_s:g} s, of which the first took {seconds:.3g} s "
-                f"to compile. Name {fitting}, or pass `limit_s={whole_s * 2:.0f}`."
-            )
+        if failure := too_many(len(asked), seconds, self._options.limit_s):
+            raise failure
 
     def _remedy(self, found: CompiledStrategy, examples: int) -> str:
         """Propose accumulation, and remat: neither is set."""

@@ -1,4 +1,4 @@
-"""The error where no strategy works: the nearest, what it lacks, and a change."""
+"""Errors of a search: nothing works, with a change that fits; too much is asked for."""
 
 from collections.abc import Callable
 
@@ -20,6 +20,11 @@ def nothing_fits(
         bytes; returns the remedy, or nothing.
     """
     over = search.all_of("does not fit")
+    if search.is_over and not over:
+        return ArgumentError(
+            "`limit_s` must be enough to compile one candidate, got too little. Pass a "
+            "larger one, or fewer `candidates`."
+        )
     if not over or search.memory_bytes is None:
         named = "; ".join(f"{each.name}: {each.why}" for each in search.candidates)
         return ArgumentError(
@@ -38,4 +43,22 @@ def nothing_fits(
         f"does: {nearest.name} is the nearest, and needs {readable(need)}, "
         f"{readable(need - int(limit))} more than the {readable(int(limit))} that it "
         f"may have. {remedy}"
+    )
+
+
+def too_many(asked: int, seconds: float, limit_s: float) -> ArgumentError | None:
+    """Return the error for more candidates than fit in the time; None if they do.
+
+    Args:
+      asked: Number of candidates that were asked for.
+      seconds: Time that the first took to compile.
+      limit_s: Time for all.
+    """
+    if (whole_s := seconds * asked) <= limit_s:
+        return None
+    fitting = max(int(limit_s / seconds), 1)
+    return ArgumentError(
+        f"`candidates` must fit into `limit_s`, got {asked} for {limit_s:g} s, of "
+        f"which the first took {seconds:.3g} s to compile. Name {fitting}, or pass "
+        f"`limit_s={2 * whole_s:.0f}`."
     )

@@ -1,0 +1,131 @@
+"""Whole choices: `replicator.choose`, and runs with `strategy="auto"`."""
+
+import json
+import pickle
+
+import jax
+import pytest
+
+import replicator
+from replicator import Replicator
+from replicator.errors import ArgumentError, DeviceMemoryError
+from replicator.strategies import Machine, data_parallel
+from replicator.tuning.choosing.decision import Decision
+from tests.tuning.choosing.subjects import BATCH, STRATEGIES, deadly, plain
+
+MODEL = Machine.from_topology("h100:8")
+
+
+def auto(**options):
+    return Replicator(strategy="auto", compilation_cache=False, **options)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rep: rep.num_replicas,
+        lambda rep: rep.init(lambda key: key),
+        lambda rep: rep.compile(lambda state, batch: (state, {})),
+    ],
+)
+def test_an_undecided_replicator_names_choose(use):
+    with pytest.raises(ArgumentError, match=r"replicator\.choose\(step_fn"):
+        use(auto())
+
+
+def test_an_optimizer_reaches_another_process_without_devices():
+    rep = auto()
+    sent = pickle.loads(pickle.dumps(rep.decision))
+    assert isinstance(sent, Decision)
+    assert not sent.is_made
+
+
+def test_an_optimizer_made_before_the_decision_works_after_it():
+    rep = auto()
+    step_fn, init_fn, batch = plain(rep)
+    rep.decision.make(data_parallel(), {})
+    state, _ = rep.compile(step_fn)(rep.init(init_fn), batch)
+    assert jax.tree.leaves(state)[0].sharding.is_fully_replicated
+
+
+@pytest.mark.slow
+def test_a_choice_is_timed_and_has_a_replicator():
+    choice = replicator.choose(*plain(), candidates=STRATEGIES)
+    assert choice.is_measured
+    assert {each.gate for each in choice.candidates} <= {"reference", "same"}
+    assert choice.replicator.layout.describe()["engine"] in ("replicates", "partitions")
+    assert str(choice).startswith(f"{choice.chosen.name} on 8 x cpu (timed)")
+
+
+@pytest.mark.slow
+def test_without_trials_a_choice_is_unmeasured():
+    choice = replicator.choose(*plain(), machine=MODEL, trials=0)
+    assert "(unmeasured: by the model alone)" in str(choice)
+    assert not any(each.seconds for each in choice.candidates)
+
+
+@pytest.mark.slow
+def test_what_ends_its_process_fails_and_another_is_chosen():
+    choice = replicator.choose(*deadly(), candidates=STRATEGIES)
+    assert choice.chosen.name == "data_parallel"
+    [dead] = [each for each in choice.candidates if each.name == "fsdp"]
+    assert dead.status == "failed"
+    assert "SIGABRT" in dead.why
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_the_error_names_the_nearest_and_a_change():
+    with pytest.raises(DeviceMemoryError, match=r"is the nearest.* Use "):
+        replicator.choose(*plain(), candidates=STRATEGIES, memory_limit_bytes=100)
+
+
+@pytest.mark.slow
+def test_a_step_that_cannot_be_sent_is_tried_here(caplog):
+    step_fn, init_fn, batch = plain()
+    lock = jax.devices()[0].client  # of this process alone
+
+    def held(state, batch):
+        assert lock is not None
+        return step_fn(state, batch)
+
+    choice = replicator.choose(held, init_fn, batch, candidates=[data_parallel()])
+    assert choice.is_measured
+    assert "cannot be pickled" in caplog.text
+
+
+def run(rep, directory, steps):
+    step_fn, init_fn, _ = plain(rep)
+    rep.run(
+        step_fn,
+        [BATCH] * 8,
+        init_fn=init_fn,
+        steps=steps,
+        checkpoint_dir=directory / "saved",
+        directory=directory / "records",
+        display=False,
+    )
+    record = json.loads((directory / "records" / "run.json").read_text())
+    return record["arguments"]["choice"]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    return directory, run(auto(), directory, 2)
+
+
+@pytest.mark.slow
+def test_a_run_records_its_choice_and_goes_on_under_it(begun):
+    directory, first = begun
+    assert {each["name"] for each in first["candidates"]} >= {"data_parallel", "fsdp"}
+    again = run(auto(), directory, 4)
+    assert again["chosen"] == first["chosen"]
+    assert "candidates" not in again  # it was not tried again
+
+
+@pytest.mark.slow
+def test_on_other_devices_a_run_decides_again_and_says_so(begun, caplog):
+    directory, first = begun
+    other = run(auto(num_replicas=2), directory, 6)
+    assert other["before"] == {"chosen": first["chosen"], "devices": 8}
+    assert f"on 2 devices; it was {first['chosen']} on 8." in caplog.text
