@@ -75,6 +75,22 @@ def ratio(times_s: Sequence[float], others_s: Sequence[float]) -> Estimate:
     return estimate(np.divide(times_s, others_s))
 
 
+def ratio_of_medians(times_s: Sequence[float], others_s: Sequence[float]) -> Estimate:
+    """Estimate how many times as long the first takes, median by median.
+
+    Where single times are disturbed, and not whole rounds, it is surer than `ratio`.
+    """
+    times, others = np.asarray(times_s, float), np.asarray(others_s, float)
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(len(times), size=(_RESAMPLES, len(times)))
+    ratios = np.median(times[drawn], axis=1) / np.median(others[drawn], axis=1)
+    return Estimate(
+        median=float(np.median(times) / np.median(others)),
+        low=float(np.quantile(ratios, 1 - _CONFIDENCE)),
+        high=float(np.quantile(ratios, _CONFIDENCE)),
+    )
+
+
 def estimate(rounds: Sequence[float] | np.ndarray, *, seed: int = 0) -> Estimate:
     """Estimate the median of what each round measured.
 

@@ -9,7 +9,7 @@ there, and the features of the compiled steps; it predicts without a link hidden
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +29,13 @@ from benchmarks.slow_links.pair import Pair
 from replicator.strategies import StepTime, predict
 
 _MBIT = flags.DEFINE_multi_integer("mbit", [100, 400], "Speeds of the link.")
-_TURNS = flags.DEFINE_integer("turns", 5, "Turns of each candidate.")
+_TURNS = flags.DEFINE_integer("turns", 5, "Least turns of each candidate.")
 _ONLY = flags.DEFINE_multi_string("only", [], "Models whose name holds this.")
 
 _AGAIN = "data_parallel again"
+_MOST_TURNS = 25
+_CASE_S = 60.0
+"""Seconds in which turns of a case go on after the least."""
 
 
 class Case(NamedTuple):
@@ -63,13 +66,22 @@ def measure(network: Namespaces, model: str, mbit_per_s: int) -> Case:
         choice = choose(
             {name: named[name].strategy for name in exact}, predicted, pair.seconds
         )
-        times_s: dict[str, list[float]] = {name: [] for name in (*named, _AGAIN)}
-        for _ in range(_TURNS.value):
-            for name, times in times_s.items():
-                times.append(pair.seconds(PLAIN if name == _AGAIN else name))
+        times_s = time_turns(pair, list(named))
         print(_described(pair, times_s, predicted, choice), flush=True)
     predicted_s = {name: each.high_s for name, each in predicted.items()}
     return Case(times_s, predicted_s, exact, choice)
+
+
+def time_turns(pair: Pair, names: Sequence[str]) -> Times:
+    """Return the seconds of each turn of candidates, and of data parallel once more."""
+    times_s: dict[str, list[float]] = {name: [] for name in (*names, _AGAIN)}
+    until_s = time.monotonic() + _CASE_S
+    for turn in range(_MOST_TURNS):
+        if turn >= _TURNS.value and time.monotonic() > until_s:
+            break
+        for name, times in times_s.items():
+            times.append(pair.seconds(PLAIN if name == _AGAIN else name))
+    return times_s
 
 
 def _described(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.timing import Estimate, ratio
+from benchmarks.timing import Estimate, ratio_of_medians
 
 Times = Mapping[str, Sequence[float]]
 """By candidate, the seconds of each turn."""
@@ -55,12 +55,12 @@ def fastest(times_s: Times, names: Sequence[str]) -> str:
 
 
 def regret(times_s: Times, taken: str, best: str) -> Estimate:
-    """Estimate how many times as long a candidate takes as the best, turn by turn.
+    """Estimate how many times as long a candidate takes as the best.
 
     >>> regret({"a": [2.0, 4.0], "b": [1.0, 2.0]}, "a", "b").median
     2.0
     """
-    return ratio(times_s[taken], times_s[best])
+    return ratio_of_medians(times_s[taken], times_s[best])
 
 
 def is_best(times_s: Times, taken: str, best: str, same: Estimate) -> bool:
