@@ -90,13 +90,12 @@ class ProblemFile:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        function: Any = getattr(module, self.function, None)
-        if not callable(function):
+        if not callable(getattr(module, self.function, None)):
             raise ArgumentError(
                 f"`FILE:FUNCTION` must name a function of {self.path}, got "
                 f"{self.function!r}. Write `def {self.function}(rep)` there."
             )
-        return function
+        return getattr(module, self.function)
 
 
 def problem_from(function: ProblemFn, rep: Any) -> Problem:
