@@ -51,10 +51,10 @@ from experiments.config_flags import (
     check_batch,
 )
 from experiments.gan import Gan, orders, rows_of
+from experiments.gan_pictures import THRESHOLDS, draw_pictures, draw_samples
 from experiments.images.classifier import train_classifier
-from experiments.images.image_sets import ImageSet, open_image_set, real_images
+from experiments.images.image_sets import ImageSet, open_image_set
 from experiments.images.inception import Inception
-from experiments.images.pictures import save_picture
 from experiments.images.sample_quality import (
     accuracy_by_class,
     frechet_distance,
@@ -67,10 +67,7 @@ from replicator.errors import ArgumentError
 from replicator.hooks import StateCallback, StateEvent, every
 from replicator.nnx import BatchNorm, with_params
 
-_ROWS, _COLUMNS = 10, 12  # of pictures, at most: classes, and images of each
-_REAL = 3  # real images beside those of a class
 _MOST_JUDGED = 10_000  # images
-_THRESHOLDS = (2.0, 1.0, 0.5, 0.1)  # of the truncation sweep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,58 +240,10 @@ def _progress(config: Config, gan: Gan) -> StateCallback:
         state = jax.device_get(event.state)
         generator = with_params(state["generator"], state["average"])
         generator.eval()
-        latents, labels = orders(gan, columns=_COLUMNS, seed=config.seed)
         path = Path(config.directory) / "progress.png"
-        images = rows_of(generator, latents[:_ROWS], labels[:_ROWS])
-        save_picture(images, path, step=event.step, rows=_classes(gan))
+        draw_samples(gan, generator, path, seed=config.seed, step=event.step)
 
     return StateCallback(draw, every(n_steps=config.progress_every))
-
-
-def _classes(gan: Gan) -> list[str]:
-    return [str(each) for each in range(min(_ROWS, gan.num_classes))]
-
-
-def draw_pictures(
-    config: Config, gan: Gan, image_set: ImageSet, samplers: dict[float, Any]
-) -> None:
-    """Draw samples, ways from one to another, and samples within each threshold."""
-    directory, columns = Path(config.directory), _COLUMNS
-    generator, classes = samplers[0.0], _classes(gan)
-    latents, labels = orders(gan, columns=columns, seed=config.seed)
-    shown = slice(0, _ROWS)
-    real = real_images(image_set, len(classes), _REAL)
-
-    def save(name: str, images: np.ndarray, **labels: list[str]) -> None:
-        save_picture(images, directory / f"{name}.png", step=config.steps, **labels)
-
-    images = rows_of(generator, latents[shown], labels[shown])
-    white = np.ones_like(images[:, :1])
-    save(
-        "samples",
-        np.concatenate([images, white, real], axis=1),
-        rows=classes,
-        columns=["drawn", *[""] * columns, "real", *[""] * (_REAL - 1)],
-    )
-    share = np.linspace(0, 1, columns, dtype=np.float32)[None, :, None]
-    between = (1 - share) * latents[:, :1] + share * latents[:, 1:2]
-    save(
-        "interpolations",
-        rows_of(generator, between[shown], labels[shown]),
-        rows=classes,
-    )
-    rows = []
-    for threshold in _THRESHOLDS:
-        latents, labels = orders(gan, columns=2, seed=config.seed, truncation=threshold)
-        images = rows_of(samplers[threshold], latents[shown], labels[shown])
-        rows.append(images.reshape(-1, *images.shape[2:]))
-    rows.append(real[:, :2].reshape(-1, *real.shape[2:]))
-    save(
-        "truncation",
-        np.stack(rows),
-        rows=[*(f"within {threshold:g}" for threshold in _THRESHOLDS), "real"],
-        columns=[text for each in classes for text in (each, "")],
-    )
 
 
 def drawn(
@@ -351,7 +300,7 @@ def _judged_by_classifier(
         return found | _statistics(outputs, features), images
 
     found, images = opinion(config.truncation)
-    sweep = {str(each): opinion(each)[0] for each in _THRESHOLDS}
+    sweep = {str(each): opinion(each)[0] for each in THRESHOLDS}
     shown = _trained_on(config, image_set, epochs=8)
     return found | {
         "nearest": float(np.median(nearest_distances(images, shown))),
@@ -416,7 +365,7 @@ def run(config: Config) -> dict[str, Any]:
     run_folder.claim(config.directory, config, free=FREE)
     state = train(rep, config, image_set, gan)
     trained_s = time.monotonic() - began
-    thresholds = sorted({0.0, config.truncation, *_THRESHOLDS})
+    thresholds = sorted({0.0, config.truncation, *THRESHOLDS})
     generators = gan.samplers(
         rep,
         state,
@@ -426,7 +375,14 @@ def run(config: Config) -> dict[str, Any]:
         seed=config.seed,
     )
     samplers = dict(zip(thresholds, generators, strict=True))
-    draw_pictures(config, gan, image_set, samplers)
+    draw_pictures(
+        gan,
+        image_set,
+        samplers,
+        directory=Path(config.directory),
+        seed=config.seed,
+        step=config.steps,
+    )
     judged = judge(config, gan, image_set, samplers, reader=reader)
     seconds = time.monotonic() - began
     return judged | {"trained_s": trained_s, "seconds": seconds}

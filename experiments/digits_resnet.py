@@ -119,10 +119,10 @@ def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
 
     Args:
       rep: Where it is to train; a device gets 8 digits, or 1.
-      small: Whether to halve the width, for `--rehearse`.
+      small: Whether to take a quarter of the width, for `--rehearse`.
     """
     config = Config(
-        width=32 if small else 64, global_batch=(1 if small else 8) * rep.mesh.size
+        width=16 if small else 64, global_batch=(1 if small else 8) * rep.mesh.size
     )
     init_fn, step_fn = make_training(rep, config)
     batch = {

@@ -217,17 +217,14 @@ def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
       small: Whether to shrink everything, for `--rehearse`: depth 18, 32 pixels, and
         one image to a device.
     """
-    config = Config(**_PHOTOGRAPHS, optimizer="lars", dtype="bfloat16", flip="yes")
-    if small:
-        config = dataclasses.replace(
-            config, depth=18, width=32, resolution=32, dtype="float32"
-        )
     count = (1 if small else 64) * rep.mesh.size
+    config = Config(optimizer="lars", dtype="float32" if small else "bfloat16")
+    config = dataclasses.replace(config, **_PHOTOGRAPHS | {"global_batch": count})
+    if small:
+        config = dataclasses.replace(config, depth=18, width=32, resolution=32)
+    classes = 8 if small else 1000
     init_fn, step_fn, _ = make_training(
-        rep,
-        dataclasses.replace(config, global_batch=count),
-        num_classes=8 if small else 1000,
-        images=_IMAGENET,
+        rep, config, num_classes=classes, images=_IMAGENET
     )
     shape = (count, config.resolution, config.resolution, 3)
     batch = {

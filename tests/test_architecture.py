@@ -67,7 +67,7 @@ FORBIDDEN = [
 HEAVY = {
     "cloudpickle": {
         "replicator/launchpad_bridge/recipes.py",
-        "replicator/tuning/compiling.py",
+        "replicator/tuning/child.py",
     },
     "ray": {
         "replicator/launchpad_bridge/launchers/on_ray/ray_cluster.py",

@@ -74,7 +74,7 @@ from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
 from replicator.training.nonfinite.rollback import Recovery
 from replicator.training.postmortem.bundle import read_bundle
 from replicator.tuning.named import named_strategies
-from replicator.tuning.problem import ProblemFile, problem_from
+from replicator.tuning.problem import ProblemFile, at_small_sizes, problem_from
 from replicator.writers import Multi
 from tests.cut_wrongly import BATCH, centred, step_from
 from tests.cut_wrongly import init_fn as init_cut
@@ -2598,6 +2598,13 @@ ROWS = [
         "`problem` must return a step without reading data, got FileNotFoundError: "
         "[Errno 2] No such file or directory: 'no/images.npz', at train.py:12. Return "
         "`jax.ShapeDtypeStruct`s in place of a batch.",
+    ),
+    Row(
+        "A problem without small sizes, to be rehearsed",
+        lambda: at_small_sizes(lambda rep: None),
+        ArgumentError,
+        "`problem` must take `small` to be rehearsed, got one that takes (rep). Write "
+        "`def problem(rep, small=False)`, and small sizes where it is True.",
     ),
     Row(
         "A problem that returns a dataset",

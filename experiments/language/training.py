@@ -178,6 +178,15 @@ def make_training(
     return init_fn, step_fn
 
 
+def batch_shapes(config: LanguageSettings) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a batch of windows, as `input_fn_of` reads them."""
+    count, length = config.global_batch, config.context
+    return {
+        "tokens": jax.ShapeDtypeStruct((count, length + 1), jnp.int32),
+        "mask": jax.ShapeDtypeStruct((count, length), jnp.float32),
+    }
+
+
 def input_fn_of(config: LanguageSettings, language: Language) -> Callable[..., Any]:
     """Return the function that reads batches of the text to train on."""
     return functools.partial(

@@ -26,7 +26,7 @@ from replicator.strategies.variables import variables_of
 from replicator.tuning.compiling import CompileOrder
 from replicator.tuning.kept_outcomes import keep_outcome, kept_outcome
 from replicator.tuning.outcome import CompileOutcome
-from replicator.tuning.problem import Problem, ProblemFile, problem_from
+from replicator.tuning.problem import Problem, function_of, problem_from
 from replicator.tuning.topologies import devices_of, memory_limit_bytes, size_of
 
 # Of all that a program needs, and of its temporaries alone.
@@ -58,7 +58,7 @@ def outcome_of(order: CompileOrder) -> CompileOutcome:
     except (ArgumentError, ImportError) as failure:
         return _failed("refused", failure)
     try:
-        problem = problem_from(_function(order), rep)
+        problem = problem_from(function_of(order.problem), rep)
     except ArgumentError as failure:
         return _failed("problem", failure)
     try:
@@ -83,20 +83,6 @@ def _devices(text: str) -> list[Device]:
     # Arrays that a problem makes lie on the host.
     jax.config.update("jax_platforms", "cpu")
     return devices_of(text)
-
-
-def _function(order: CompileOrder) -> Any:
-    if not isinstance(order.problem, ProblemFile):
-        return order.problem
-    try:
-        return order.problem.load()
-    except ArgumentError:
-        raise
-    except Exception as failure:
-        raise ArgumentError(
-            f"`FILE:FUNCTION` must be of a file that can be imported, got "
-            f"{type(failure).__name__}: {failure}. Run `python {order.problem.path}`."
-        ) from failure
 
 
 def _lowered(

@@ -9,7 +9,9 @@
 It gets the `Replicator` that the step is for, and reads no data.
 """
 
+import functools
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -90,12 +92,50 @@ class ProblemFile:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        if not callable(getattr(module, self.function, None)):
+        function: ProblemFn | None = getattr(module, self.function, None)
+        if not callable(function):
             raise ArgumentError(
                 f"`FILE:FUNCTION` must name a function of {self.path}, got "
                 f"{self.function!r}. Write `def {self.function}(rep)` there."
             )
-        return getattr(module, self.function)
+        return function
+
+
+def function_of(problem: ProblemFile | ProblemFn) -> ProblemFn:
+    """Return the function of a problem, from its file if it is a place.
+
+    Raises:
+      ArgumentError: The file cannot be imported, or has no such function.
+    """
+    if not isinstance(problem, ProblemFile):
+        return problem
+    try:
+        return problem.load()
+    except ArgumentError:
+        raise
+    except Exception as failure:
+        raise ArgumentError(
+            f"`FILE:FUNCTION` must be of a file that can be imported, got "
+            f"{type(failure).__name__}: {failure}. Run `python {problem.path}`."
+        ) from failure
+
+
+def at_small_sizes(function: Callable[..., Any]) -> ProblemFn:
+    """Return the function of a problem's small sizes.
+
+    Args:
+      function: Takes `rep` and `small`.
+
+    Raises:
+      ArgumentError: It does not take `small`.
+    """
+    if "small" not in inspect.signature(function).parameters:
+        raise ArgumentError(
+            "`problem` must take `small` to be rehearsed, got one that takes "
+            f"{inspect.signature(function)}. Write `def problem(rep, small=False)`, "
+            "and small sizes where it is True."
+        )
+    return functools.partial(function, small=True)
 
 
 def problem_from(function: ProblemFn, rep: Any) -> Problem:

@@ -62,6 +62,7 @@ TINY = {
     "upstream_launchpad": ["--only=test_nested_groups"],
     "strategy_memory": ["--width=64", "--notpu"],
     "plan_published": ["--tiny"],
+    "rehearse": ["--only=fault shifted"],
     "plan_biggan": ["--tiny"],
     "actor_learner": [
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
@@ -129,6 +130,7 @@ EXACT = {
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "plan_published": {"stale": 0},
+    "rehearse": {"failures": 0, "missed": 0, "found": 1},
     "plan_biggan": {"stale": 0, "resnet_fits": 1},
     "actor_learner": {"rllib_speedup": None},
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},

@@ -1,6 +1,7 @@
 """`replicator plan`: what a step needs on devices that need not be there."""
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,10 @@ from replicator.tuning.plan import (
     plan_rows,
 )
 from replicator.tuning.problem import ProblemFile
+from replicator.tuning.rehearse import rehearse_each
 
 SUMMARY = "Forecast memory and speed of a step on devices that need not be there"
-_NOTHING_FITS = 1
+_NOTHING_FITS = _DIFFERS = 1
 _HEADER = (
     *("topology", "strategy", "fits", "GiB", "of", "s a step", "examples/s"),
     *("efficiency", "sent by a device"),
@@ -38,7 +40,7 @@ FUNCTION is `problem(rep)` and returns step_fn, init_fn and a batch of
 step: pip install 'jax-replicator[tpu]'. For GPUs, or without libtpu, it is traced, and
 the rest is a forecast. GiB are those of a device. Seconds are a range: all that is sent
 hides behind the work, or nothing does; the other numbers are for the latter. Exit code
-1 if nothing fits.
+1 if nothing fits, or if a rehearsal is not as one device.
 """
 
 
@@ -72,11 +74,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--forecast", action="store_true", help="compile nothing: seconds, not minutes"
     )
     parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="make two updates at small sizes, problem(rep, small=True), on as many "
+        "faked devices, and compare them with those of one",
+    )
+    parser.add_argument(
         "--limit",
         type=float,
         default=3600.0,
         metavar="SECONDS",
-        help="that one compilation may take (default: %(default)g)",
+        help="that one compilation, or rehearsal, may take (default: %(default)g)",
     )
     parser.add_argument(
         "--json", type=expanded, metavar="FILE", help="write all numbers there"
@@ -90,7 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Compile or forecast, one after the other; print the table, and what to change.
 
     Returns:
-      1 if it is known that nothing fits.
+      1 if it is known that nothing fits, or a rehearsal is not as one device.
 
     Raises:
       ArgumentError: An argument breaks its rule, or the problem is none.
@@ -121,11 +129,30 @@ def main(arguments: argparse.Namespace) -> int:
         )
     print(*aligned([_HEADER, *table_rows(rows)], numbers=_NUMBERS), sep="\n")
     print(*notes_of(rows), sep="\n")
+    rehearsed = []
+    if arguments.rehearse:
+        for row, found in zip(
+            rows,
+            rehearse_each(
+                problem,
+                topologies,
+                strategies,
+                make_replicator=Replicator,
+                limit_s=arguments.limit,
+            ),
+            strict=True,
+        ):
+            rehearsed.append(found)
+            print(f"{row.topology} {row.strategy}, {found}")
     if arguments.json is not None:
         plain = [row.as_json() for row in rows]
+        for each, found in zip(plain, rehearsed, strict=False):
+            each["rehearsal"] = dataclasses.asdict(found)
         arguments.json.write_text(json.dumps(plain, indent=1) + "\n")
     if arguments.plot is not None:
         arguments.plot.write_text(plot_of(rows))
+    if any(found.status == "differs" for found in rehearsed):
+        return _DIFFERS
     return _NOTHING_FITS if all(row.fits is False for row in rows) else 0
 
 

@@ -1,5 +1,6 @@
 """`replicator plan`: its table, its notes, its picture."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -8,7 +9,7 @@ from replicator.cli.look.plan import notes_of, table_rows, topologies_of
 from replicator.cli.look.plan_plot import plot_of
 from replicator.cli.main import main
 from replicator.errors import ArgumentError
-from tests.tuning import problems
+from tests.tuning import problems, test_rehearse
 from tests.tuning.rows import row
 
 HUGE = row("zero1", status="memory", needs=18)
@@ -71,3 +72,24 @@ def test_a_plan_of_gpus_is_printed_and_written(tmp_path, capsys):
     assert "its state does" in capsys.readouterr().out
     assert plain.read_text().startswith("[")
     assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "code", "part"),
+    [
+        ("problem", 0, "rehearsed on shard=8: ok, update 1: at most `"),
+        ("wrong", 1, "rehearsed on shard=8: differs, `seen` off by "),
+    ],
+)
+def test_a_plan_is_rehearsed_on_as_many_faked_devices(
+    function, code, part, tmp_path, capsys
+):
+    place, numbers = f"{test_rehearse.__file__}:{function}", tmp_path / "plan.json"
+    options = ["--strategy=fsdp(whole_below_bytes=0)", "--forecast", "--rehearse"]
+    options += ["--topology=v5e:2x4", f"--json={numbers}"]
+
+    assert main(["plan", place, *options]) == code
+    assert part in capsys.readouterr().out
+    (row,) = json.loads(numbers.read_text())
+    assert row["rehearsal"]["mesh"] == {"replica": 1, "shard": 8, "model": 1}

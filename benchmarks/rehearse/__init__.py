@@ -1,0 +1,1 @@
+"""Rehearse plans: right steps pass, and what XLA cuts wrongly does not."""

@@ -1,0 +1,137 @@
+"""Have a process of its own answer one order: it may run out of time, or die.
+
+    here ── the import path, as JSON; the order, pickled ──> its standard input
+    here <── the answer, bytes ───────────────────────────── its standard output
+
+What it prints itself, and a compiler's messages, go to its standard error, whose end is
+the reason if it dies. A guard ends it with this process.
+"""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+
+from replicator.distributed.processes.exits import describe_code
+from replicator.distributed.processes.guarded import GuardedProcess
+from replicator.distributed.report_progress import VARIABLE
+
+_PROGRAM = (
+    "import importlib, json, sys; "
+    "sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
+    "importlib.import_module(sys.argv[1]).main()"
+)
+# Of a run of several processes, or for its devices: the child is none of them.
+_NOT_HANDED_ON = {
+    *("REPLICATOR_COORDINATOR", "REPLICATOR_NUM_PROCESSES", "REPLICATOR_PROCESS_ID"),
+    *("REPLICATOR_FAKE_DEVICES", VARIABLE),
+}
+_LAST_LINES = 3
+_LINGER_S = 10.0
+_FAKE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """The end of a child that has not answered.
+
+    Attributes:
+      is_late: Whether it was ended, for its time was over.
+      why: How it ended, and the last that it printed.
+    """
+
+    is_late: bool
+    why: str
+
+
+def ask_child(
+    module: str, order: Any, *, limit_s: float, **environ: str
+) -> bytes | Ended:
+    """Run a module's `main` in a process of its own; return what it writes.
+
+    Args:
+      module: Name of the module. Its `main` unpickles the order from standard input.
+      order: Data; functions in it are sent by cloudpickle.
+      limit_s: Seconds after which the process is ended.
+      environ: What is added to its environment.
+    """
+    with _started(module, environ) as (process, messages):
+        written, is_late = _talk(process, cloudpickle.dumps(order), limit_s)
+        if written:
+            return written
+        if is_late:
+            return Ended(is_late=True, why=f"not done within {limit_s:g} s")
+        if process.exited >= 0:  # its output ends a moment before it does
+            poll = select.poll()
+            poll.register(process.exited, select.POLLIN)
+            poll.poll(_LINGER_S * 1e3)
+        code = process.close()
+        how = describe_code(code, out_of_memory=process.out_of_memory)
+        return Ended(is_late=False, why=f"it {how}: {_last_lines(messages)}")
+
+
+@contextlib.contextmanager
+def _started(
+    module: str, added: dict[str, str]
+) -> Iterator[tuple[GuardedProcess, IO[bytes]]]:
+    folder = Path(tempfile.mkdtemp(prefix="replicator-tuning-"))
+    environ = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON} | added
+    environ["XLA_FLAGS"] = _FAKE_COUNT.sub("", environ.get("XLA_FLAGS", ""))
+    # Beside a process that has the memory of the same GPU.
+    environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        with open(folder / "messages", "w+b") as messages:
+            process = GuardedProcess(
+                [sys.executable, "-P", "-c", _PROGRAM, module],
+                owner=folder.name,
+                environ=environ,
+                folder=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+            )
+            try:
+                yield process, messages
+            finally:
+                process.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _talk(process: GuardedProcess, order: bytes, limit_s: float) -> tuple[bytes, bool]:
+    """Hand over the order; return what it wrote, and whether time was over."""
+    assert process.stdin is not None, "a pipe"
+    assert process.stdout is not None, "a pipe"
+    path = [os.path.abspath(each) for each in sys.path]
+    # One that dies at once reads nothing, and its exit says so.
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        for part in (json.dumps(path).encode() + b"\n", order):
+            view = memoryview(part)
+            while view:
+                view = view[stdin.write(view) :]
+    until_s, written = time.monotonic() + limit_s, b""
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while poll.poll(max(until_s - time.monotonic(), 0) * 1e3):
+        if not (part := os.read(process.stdout.fileno(), 1 << 16)):
+            return written, False
+        written += part
+    return b"", True
+
+
+def _last_lines(messages: IO[bytes]) -> str:
+    messages.seek(0)
+    lines = messages.read().decode(errors="replace").splitlines()
+    return " | ".join([line for line in lines if line.strip()][-_LAST_LINES:])

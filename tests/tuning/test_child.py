@@ -1,0 +1,32 @@
+"""A child answers, or how it ended is told."""
+
+from replicator.tuning.child import Ended, ask_child
+
+
+def ask(order, limit_s=60.0, **environ):
+    child = "tests.tuning.answering"
+    return ask_child(child, order, limit_s=limit_s, **environ)
+
+
+def test_a_child_answers_with_what_it_writes():
+    assert ask("hello") == b"hello"
+
+
+def test_a_child_has_what_is_added_to_its_environment():
+    assert ask("ADDED", ADDED="yes") == b"yes"
+
+
+def test_a_child_that_aborts_ends_with_the_signal_and_its_last_words():
+    found = ask("abort")
+
+    assert isinstance(found, Ended)
+    assert not found.is_late
+    assert found.why == "it was killed by SIGABRT: the compiler has given up"
+
+
+def test_a_child_that_exits_without_an_answer_ends_with_its_code():
+    assert ask("exit") == Ended(is_late=False, why="it exited with code 3: ")
+
+
+def test_a_child_that_takes_too_long_is_ended():
+    assert ask("wait", limit_s=0.5) == Ended(is_late=True, why="not done within 0.5 s")
