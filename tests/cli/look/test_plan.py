@@ -35,7 +35,7 @@ def test_the_table_says_what_fits_by_how_much_and_marks_the_best():
 
 def test_notes_say_what_to_change():
     notes = notes_of([HUGE, row()])
-    assert any("zero1 does not fit: take fsdp, which fits" in note for note in notes)
+    assert any("zero1 too large: take fsdp, which fits" in note for note in notes)
 
 
 def test_notes_name_the_nearest_where_nothing_fits():
