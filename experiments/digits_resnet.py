@@ -1,9 +1,10 @@
 """Train a ResNet on 1,437 real handwritten digits; test it on 360 others.
 
 `make demo` runs this on eight fake CPU devices, `make demo STRATEGY=fsdp` with its
-state cut over them, and `STRATEGY=auto` as is fastest. The claim: what one replica does, written as for one device, trains
-on eight, batch norm included, and real digits are read. One that was killed goes on
-when it is run again; one that ended begins anew.
+state cut over them, and `STRATEGY=auto` under the strategy that is fastest. The claim:
+what one replica does, written as for one device, trains on eight, batch norm included,
+and real digits are read. One that was killed goes on when it is run again; one that
+ended begins anew.
 """
 
 import dataclasses
