@@ -15,7 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo docs notebooks test test-slow nightly soak test-newest lint bench lock release clean
 .DEFAULT_GOAL := test
 
-# `make demo STRATEGY=fsdp` cuts the state over devices; the names are those of `strategies`.
+# `make demo STRATEGY=fsdp` cuts the state over devices; the names are those of `strategies`,
+# and `auto` tries several.
 STRATEGY ?= data_parallel
 demo: $(VENV)/.ready
 	REPLICATOR_FAKE_DEVICES=$${REPLICATOR_FAKE_DEVICES-8} \

@@ -1,9 +1,10 @@
 """Train a ResNet on 1,437 real handwritten digits; test it on 360 others.
 
 `make demo` runs this on eight fake CPU devices, `make demo STRATEGY=fsdp` with its
-state cut over them. The claim: what one replica does, written as for one device, trains
-on eight, batch norm included, and real digits are read. One that was killed goes on
-when it is run again; one that ended begins anew.
+state cut over them, and `STRATEGY=auto` under the strategy that is fastest. The claim:
+what one replica does, written as for one device, trains on eight, batch norm included,
+and real digits are read. One that was killed goes on when it is run again; one that
+ended begins anew.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ class Config(Settings):
     """Settings of the experiment; each field is a flag.
 
     Attributes:
-      strategy: How the step and its state are spread over devices.
+      strategy: How the step and its state are spread over devices; auto tries several.
       stats: Of batch norm: over all replicas, or those of each replica.
       steps: Updates.
       global_batch: Examples per update, over all replicas.
@@ -45,7 +46,7 @@ class Config(Settings):
       profile_from: The first of ten steps to trace; 0 traces none.
     """
 
-    strategy: StrategyName = "data_parallel"
+    strategy: Literal["auto", StrategyName] = "data_parallel"
     stats: Literal["all", "replica"] = "all"
     steps: Count = 600
     global_batch: Count = 64
@@ -204,7 +205,8 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
     table.add_row("test accuracy", f"{outcome.accuracy:.2%} of 360 digits")
     table.add_row("throughput", f"{outcome.examples_per_s:,.0f} examples/s")
     table.add_row("replicas", f"{rep.num_replicas} ({jax.devices()[0].platform})")
-    table.add_row("strategy", f"{config.strategy}, {jax.device_count()} devices")
+    strategy = rep.layout.describe().get("name", "data_parallel")
+    table.add_row("strategy", f"{strategy}, {jax.device_count()} devices")
     table.add_row("training", f"{outcome.steps} steps in {outcome.seconds:.0f} s")
     table.add_row("learning curve", str(directory / "learning_curve.png"))
     table.add_row("metrics", str(directory / "metrics.jsonl"))
@@ -212,14 +214,18 @@ def _report(rep: replicator.Replicator, config: Config, outcome: Outcome) -> Tab
 
 
 def main(config: Config) -> None:
-    strategy = named_strategy(
-        config.strategy,
-        jax.device_count(),
-        tensor_parallel=TENSOR_PARALLEL,
-        pieces=config.width,
-    )
-    rep = replicator.Replicator(strategy=strategy)
-    check_batch(config, rep.num_replicas)
+    if config.strategy == "auto":
+        rep = replicator.Replicator(strategy="auto")
+        check_batch(config, 1)  # strategies that do not divide are not chosen
+    else:
+        strategy = named_strategy(
+            config.strategy,
+            jax.device_count(),
+            tensor_parallel=TENSOR_PARALLEL,
+            pieces=config.width,
+        )
+        rep = replicator.Replicator(strategy=strategy)
+        check_batch(config, rep.num_replicas)
     run_folder.claim(config.directory, config, free=FREE)
     outcome = train(rep, config)
     _draw(outcome.curve, Path(config.directory) / "learning_curve.png")

@@ -36,7 +36,7 @@ MODULES = (
 
 _OF_REPLICATOR = {
     "Around a step": (
-        "Replicator run Session CompiledStep Evaluation fake_devices devices_of"
+        "Replicator run choose Session CompiledStep Evaluation fake_devices devices_of"
     ),
     "Inside a step": (
         "all_reduce all_gather reduce_scatter broadcast all_to_all permute map_gather "

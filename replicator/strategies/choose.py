@@ -110,7 +110,7 @@ class Search:
 
     def of(self, name: str) -> Candidate:
         """Return the candidate of a name."""
-        return next(each for each in self.candidates if each.name == name)
+        return {each.name: each for each in self.candidates}[name]
 
     def with_(self, name: str, **changes: object) -> "Search":
         """Return the search with some fields of a candidate changed."""
@@ -128,7 +128,7 @@ class Search:
     def reference(self) -> Candidate | None:
         """The standard for one update: the first of `REFERENCES` that was compiled."""
         there = {each.name: each for each in self.all_of("compiled")}
-        return next((there[name] for name in REFERENCES if name in there), None)
+        return next(filter(None, map(there.get, REFERENCES)), None)
 
     def may_fit(self, need_bytes: float) -> bool:
         """Return whether so many bytes fit into a device, with 5 % to spare."""
@@ -178,12 +178,10 @@ class Failed:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OutOfTime:
     """Event: there is no time for more."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HalfTime:
     """Event: the time for compiling is over."""
 
@@ -245,12 +243,10 @@ def _taken(search: Search, event: Event) -> Search:
     match event:
         case Compiled():
             return _compiled(search, event)
-        case Checked(result="differs"):
-            return search.with_(
-                event.name, status="differs", gate="differs", why=event.why
-            )
         case Checked():
-            return search.with_(event.name, gate=event.result, why=event.why)
+            search = search.with_(event.name, gate=event.result, why=event.why)
+            is_right = event.result != "differs"
+            return search if is_right else search.with_(event.name, status="differs")
         case Timed():
             seconds = (*search.of(event.name).seconds, event.seconds)
             return search.with_(event.name, seconds=seconds)
@@ -344,9 +340,8 @@ def _next_turn(search: Search) -> tuple[Search, Action | None]:
             return search, None
     if not running:
         return search, None
-    return search, Action(
-        verb="time", name=min(running, key=lambda each: len(each.seconds)).name
-    )
+    following = min(running, key=lambda each: len(each.seconds))
+    return search, Action(verb="time", name=following.name)
 
 
 def _losers_left_out(search: Search, running: Sequence[Candidate]) -> Search:
@@ -354,7 +349,7 @@ def _losers_left_out(search: Search, running: Sequence[Candidate]) -> Search:
     for each in running:
         if each is not best and cannot_win(each.seconds, best.seconds):
             ratio = float(np.median(each.seconds) / np.median(best.seconds))
-            why = f"{ratio:.2f} times as long as {best.name}"
+            why = f"{ratio:.2f} times as long as the best"
             search = search.with_(each.name, status="slower", why=why)
     return search
 

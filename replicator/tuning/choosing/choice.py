@@ -11,7 +11,7 @@ from replicator.strategies.choose import Candidate
 from replicator.strategies.strategy import Strategy
 from replicator.strategies.table import aligned
 
-_LONGEST = 60
+_LONGEST = 46
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,13 +57,15 @@ class Choice:
 
     def __str__(self) -> str:
         """Return a table, the chosen one first."""
-        rows = [
-            ("strategy", "bytes/device", "predicted", "measured", "sends", "status"),
-            *(map(_row, sorted(self.candidates, key=_place))),
-        ]
+        columns = ("strategy", "bytes/device", "predicted", "measured", "sends", "why")
+        rows = [*map(_row, sorted(self.candidates, key=_place))]
+        # Of a CPU without figures nothing is predicted, without trials none is timed.
+        shown = [n for n in range(len(columns)) if any(row[n] for row in rows)]
+        numbers = [place for place, n in enumerate(shown) if n in (1, 2, 3)]
+        table = [[row[n] for n in shown] for row in (columns, *rows)]
         how = "timed" if self.is_measured else "unmeasured: by the model alone"
         head = f"{self.chosen.name} on {self.num_devices} x {self.machine} ({how})"
-        return "\n".join([head, *aligned(rows, numbers=(1, 2, 3))])
+        return "\n".join([head, *aligned(table, numbers=numbers)])
 
 
 _RANK = ("chosen", "slower", "compiled", "same program", "left out", "waiting")

@@ -125,12 +125,17 @@ def _require_open(decision: Decision) -> None:
         )
 
 
-def choose_for(subject: Subject, options: ChoosingOptions) -> Choice:
+def choose_for(
+    subject: Subject,
+    options: ChoosingOptions,
+    note: Callable[[str], None] = lambda text: None,
+) -> Choice:
     """Choose for a subject, and decide for its `Replicator`, if that is open.
 
     Args:
       subject: The step.
       options: Options.
+      note: Takes a line on what is done next.
 
     Raises:
       ArgumentError: As `Choosing`.
@@ -138,7 +143,7 @@ def choose_for(subject: Subject, options: ChoosingOptions) -> Choice:
     """
     devices, decision = subject.decision.devices, subject.decision
     assert devices is not None, "the devices are here"
-    choosing = Choosing(subject, devices, options)
+    choosing = Choosing(subject, devices, options, note)
     search = choosing.search()
     [chosen] = search.all_of("chosen")
     if chosen.strategy.kind == "partitions":

@@ -142,8 +142,12 @@ def _choose(
     assert decision.devices is not None, "the devices are here"
     count = decision.devices.size
     shows = options.display and jax.process_index() == 0 and sys.stderr is not None
-    if shows:
-        print(f"choosing a strategy for {count} devices", file=sys.stderr, flush=True)
+
+    def note(text: str) -> None:
+        if shows:
+            print(text, file=sys.stderr, flush=True)
+
+    note(f"choosing a strategy for {count} devices")
     every = ReplicatedLayout(decision.devices)
     inputs = options.inputs or InputOptions()
     subject = Subject(
@@ -156,9 +160,8 @@ def _choose(
         seed=options.seed,
     )
     limit_bytes = options.memory_limit_bytes
-    choice = choose_for(subject, ChoosingOptions(memory_limit_bytes=limit_bytes))
-    if shows:
-        print(choice, file=sys.stderr, flush=True)
+    limits = ChoosingOptions(memory_limit_bytes=limit_bytes)
+    note(str(choose_for(subject, limits, note)))
 
 
 def _strategy(record: Mapping[str, Any]) -> Strategy:

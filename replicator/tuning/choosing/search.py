@@ -96,6 +96,7 @@ class Choosing:
       subject: The step.
       devices: The devices, as replicas.
       options: Options.
+      note: Takes a line on what is done next.
 
     Raises:
       ArgumentError: The machine has another number of devices, or its figures are
@@ -103,8 +104,13 @@ class Choosing:
     """
 
     def __init__(
-        self, subject: Subject, devices: Mesh, options: ChoosingOptions
+        self,
+        subject: Subject,
+        devices: Mesh,
+        options: ChoosingOptions,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self._note = note
         self._subject, self._devices, self._options = subject, devices, options
         self._machine = _machine(subject.decision, options)
         self._memory_bytes = _memory_bytes(devices, self._machine, options)
@@ -161,6 +167,7 @@ class Choosing:
         )
         search, action = decide(search)
         while action.verb != "end":
+            self._note(f"{action.verb} {action.name}")
             with attempts.noted(action.name):
                 event = self._done(measurer, search, action, work.examples)
             search, action = decide(search, self._agreed(event))
@@ -179,8 +186,11 @@ class Choosing:
         found: dict[str, Strategy] = {}
         for each in self._options.candidates:
             check_kind("candidates", each, Strategy)
-            number = sum(name.startswith(each.name) for name in found)
-            found[f"{each.name} {number + 1}" if number else each.name] = each
+            sizes = {"shard": each.shard, "model": each.model, "replica": each.replica}
+            cut = [f"{n}={size}" for n, size in sizes.items() if (size or 1) > 1]
+            name = f"{each.name}({', '.join(cut)})" if cut else each.name
+            number = sum(other.partition(" #")[0] == name for other in found)
+            found[f"{name} #{number + 1}" if number else name] = each
         return found
 
     def _done(
@@ -191,7 +201,8 @@ class Choosing:
         examples: int,
     ) -> Event:
         """Do what was decided; return what came of it."""
-        left_s = self._until_s - time.monotonic()
+        # By the first process's clock: all do the same, or one waits in a collective.
+        left_s = self._exchanged("left", self._until_s - time.monotonic())[0]
         if left_s <= 0:
             return OutOfTime()
         fits = search.all_of("compiled", "slower") and not search.has_compiled
@@ -245,18 +256,16 @@ class Choosing:
         """Return the first process's event; a failure in any process is one in all."""
         if not self._together or event is None:
             return event
+        if isinstance(event, OutOfTime | HalfTime):
+            return event
         seconds = event.seconds if isinstance(event, Timed) else None
         why = event.why if isinstance(event, Failed) else None
-        is_over = isinstance(event, OutOfTime) + 2 * isinstance(event, HalfTime)
-        found = self._exchanged("event", [why, is_over, seconds])
-        failed = [each[0] for each in found if each[0] is not None]
-        if any(each[1] for each in found):
-            return OutOfTime() if found[0][1] != 2 else HalfTime()
-        name = getattr(event, "name", "")
-        if failed:
-            return Failed(name=name, why=failed[0])
+        found = self._exchanged("event", [why, seconds])
+        for reason, _ in found:
+            if reason is not None:
+                return Failed(name=event.name, why=reason)
         if isinstance(event, Timed):
-            return Timed(name=name, seconds=found[0][2])
+            return Timed(name=event.name, seconds=found[0][1])
         return event
 
     def _microbatches(
