@@ -76,9 +76,9 @@ def test_what_is_right_passes(name):
 def test_what_is_wrong_is_found_in_no_time_and_memory(name):
     rule, _, wrong = RULES[name]
     tracemalloc.start()
-    started_s = time.perf_counter()
+    began_s = time.thread_time()
     assert [value for value in wrong if rule.is_right(value)] == []
-    assert time.perf_counter() - started_s < 1.0
+    assert time.thread_time() - began_s < 1.0
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 

@@ -30,7 +30,7 @@ def test_any_of_one_process_is_its_own_flag(flag):
 def test_one_process_does_not_wait_at_a_barrier():
     started_s = time.monotonic()
     barrier("end")
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 60  # its limit is 600 s
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a#1", "a\n"])

@@ -11,7 +11,7 @@ from replicator.errors import InputTimeoutError
 from replicator.inputs import Prefetcher
 from replicator.inputs.prefetch import decide_wait
 
-SOON_S = 20.0  # a bound for what happens at once unless something is broken
+SOON_S = 60.0  # a bound for what happens at once unless something is broken
 
 
 class StridingClock:

@@ -13,9 +13,8 @@ import numpy as np
 
 import replicator.launchpad_bridge as lp
 
-SOON_S = (
-    20.0  # long enough for a slow machine; nothing waits that long when all is well
-)
+# Long enough for a slow machine; nothing waits that long when all is well.
+SOON_S = 60.0
 
 
 class Counter:

@@ -28,7 +28,7 @@ def test_wait_raises_once_the_others_have_stopped_too():
 
     run = lp.launch(program_of(bad=lp.PyNode(fail), slow=lp.PyNode(stop_slowly)))
     with pytest.raises(lp.NodeFailedError, match="`bad` raised ValueError: why"):
-        run.wait(20)
+        run.wait(60)
     assert stopped == [True]
     assert run.is_over
 
@@ -37,7 +37,7 @@ def test_a_failure_is_raised_each_time_and_kept():
     run = lp.launch(program_of(bad=lp.PyNode(fail)))
     for _ in range(2):
         with pytest.raises(lp.NodeFailedError) as raised:
-            run.wait(20)
+            run.wait(60)
         assert isinstance(raised.value.__cause__, ValueError)
     assert run.failure is not None
     assert run.failure.node == "bad"
@@ -45,7 +45,7 @@ def test_a_failure_is_raised_each_time_and_kept():
 
 def test_wait_gives_up_after_its_time_and_says_who_runs():
     with lp.launch(program_of(a=waiting(), b=lp.PyNode(int))) as run:
-        run.wait(20, labels=["b"])
+        run.wait(60, labels=["b"])
         with pytest.raises(lp.RunTimeoutError, match="got a still running"):
             run.wait(0.01)
 
@@ -80,7 +80,7 @@ def test_a_run_can_be_waited_for_from_any_thread_and_by_many():
         thread.start()
     run.stop()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -89,19 +89,19 @@ def test_a_run_can_be_launched_from_any_thread():
 
     def launch():
         run = lp.launch(program_of(a=lp.PyNode(int, "3")))
-        run.wait(20)
+        run.wait(60)
         results.append(run.results)
 
     thread = threading.Thread(target=launch)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert results == [{"a": 3}]
 
 
 def test_the_results_of_a_group_are_a_list_of_any_length():
     program = program_of(lp.PyNode(int, 1), lp.PyNode(int, 2), a=lp.PyNode(int, 3))
     with lp.launch(program) as run:
-        run.wait(20)
+        run.wait(60)
         assert run.results_of("node") == [1, 2]
         assert run.results_of("a") == [3]
         with pytest.raises(lp.LaunchError, match="must be a list of groups"):
@@ -115,10 +115,10 @@ def test_a_node_that_runs_has_no_result_yet():
 
 def test_waiting_for_some_groups_leaves_the_others_running():
     with lp.launch(program_of(a=waiting(), b=lp.PyNode(int, 4))) as run:
-        run.wait(20, labels=["b"])
+        run.wait(60, labels=["b"])
         assert run.results == {"b": 4}
         assert not run.is_over
-        run.wait(20, return_on_first_completed=True)
+        run.wait(60, return_on_first_completed=True)
         assert not run.is_over
 
 
@@ -139,7 +139,7 @@ def test_a_node_that_waits_for_its_own_run_is_told_so():
 
     runs.append(lp.launch(program_of(a=lp.PyNode(wait))))
     with pytest.raises(lp.NodeFailedError, match="which would wait for itself"):
-        runs[0].wait(20)
+        runs[0].wait(60)
 
 
 def test_the_end_of_the_block_stops_the_run_and_raises_its_failure():
@@ -169,7 +169,7 @@ def test_an_error_of_the_block_that_comes_from_a_dead_node_gives_way_to_its_caus
             threading.Event().wait(5)
 
         def run(self):
-            self.called.wait(20)
+            self.called.wait(60)
             raise ValueError("broken")
 
     program = lp.Program("p")
@@ -185,14 +185,14 @@ def test_stop_may_be_called_again_and_after_the_end():
         run.stop()
     run.stop_and_wait()
     run.stop()
-    run.wait(20)
+    run.wait(60)
     assert run.wait_for_stop(0)
     assert run.stop_event().is_set()
 
 
 def test_workers_tell_where_they_are():
     with lp.launch(program_of(a=waiting(), b=lp.PyNode(int))) as run:
-        run.wait(20, labels=["b"])
+        run.wait(60, labels=["b"])
         assert run.workers["a"].phase == "running"
         assert run.workers["b"].exited.outcome == "returned"
     assert run.workers["a"].exited.outcome == "stopped"
@@ -229,7 +229,7 @@ def test_a_launcher_that_cannot_open_leaves_nothing_of_the_run():
     program = program_of(a=lp.PyNode(int))
     with pytest.raises(lp.LaunchError, match="no room"):
         lp.launch(program, Broken("open"))
-    lp.launch(program).wait(20)
+    lp.launch(program).wait(60)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_launcher_that_cannot_open_leaves_nothing_of_the_run():
 def test_what_goes_wrong_in_a_launcher_fails_the_run(what, node, text):
     run = lp.launch(program_of(a=waiting(), b=lp.PyNode(lp.stop)), Broken(what))
     with pytest.raises(lp.NodeFailedError, match=text) as raised:
-        run.wait(20)
+        run.wait(60)
     assert raised.value.node == node
 
 
@@ -253,7 +253,7 @@ def test_what_is_no_program_is_refused():
 def test_of_several_programs_the_first_is_launched(capsys):
     programs = [program_of(a=lp.PyNode(int, n)) for n in (1, 2)]
     run = lp.launch(programs)
-    run.wait(20)
+    run.wait(60)
     assert run.results == {"a": 1}
     assert "Launching only the first" in capsys.readouterr().out
 
@@ -261,7 +261,7 @@ def test_of_several_programs_the_first_is_launched(capsys):
 @pytest.mark.parametrize("name", ["threads", "local_mt", "test", "test_mt"])
 def test_launch_types_have_our_names_and_launchpads(name):
     run = lp.launch(program_of(a=lp.PyNode(int)), name)
-    run.wait(20)
+    run.wait(60)
     assert run.results == {"a": 0}
 
 
@@ -280,7 +280,7 @@ def test_launch_types_tell_whether_they_are_local():
 
 def test_environment_variables_under_threads_are_named_as_not_set(caplog):
     program = program_of(a=lp.PyNode(int))
-    lp.launch(program, local_resources={"a": lp.PythonProcess(env={"X": 1})}).wait(20)
+    lp.launch(program, local_resources={"a": lp.PythonProcess(env={"X": 1})}).wait(60)
     assert "that of a is not set" in caplog.text
 
 
@@ -288,6 +288,6 @@ def test_a_thread_that_cannot_be_stopped_is_left_behind_and_named(caplog):
     may_end = threading.Event()
     program = program_of(deaf=lp.PyNode(may_end.wait, 20), b=lp.PyNode(lp.stop))
     run = lp.launch(program, stop_grace_s=0.05)
-    run.wait(20)
+    run.wait(60)
     may_end.set()
     assert "killing `deaf`: not stopped within the grace" in caplog.text

@@ -14,7 +14,7 @@ from replicator.rpc.server.served_call import current_call
 from replicator.rpc.transports.connect import connect
 from tests.multiprocess.worker_nodes import tell
 
-CALL_S = 5.0
+CALL_S = 60.0
 
 
 class Learner:

@@ -14,7 +14,7 @@ from typing import Any
 from replicator.distributed.processes.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 150.0
+_TIMEOUT_S = 600.0
 _POLL_S = 0.02
 
 

@@ -94,7 +94,8 @@ def make_program(kind, folder):
 
 
 if __name__ == "__main__":
-    run = lp.launch(make_program(*sys.argv[1:3]), launch_type=sys.argv[3])
+    program = make_program(*sys.argv[1:3])
+    run = lp.launch(program, launch_type=sys.argv[3], stop_grace_s=100.0)
     if sys.argv[1] == "calls":
         run.wait(60, labels=["caller"])
         point = run.results["caller"]

@@ -17,7 +17,7 @@ from replicator.rpc.client.client import Client
 from replicator.rpc.server.methods import idempotent
 from replicator.rpc.server.server import Server
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Target:

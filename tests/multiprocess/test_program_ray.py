@@ -91,7 +91,7 @@ def test_a_node_whose_actor_dies_is_named_and_dies_with_it(session, tmp_path):
     with pytest.raises(lp.NodeFailedError, match=words) as told:
         run.wait(TIMEOUT_S)
     assert len(str(told.value).splitlines()) == 2
-    wait_until(lambda: not is_alive(pid), within_s=2)
+    wait_until(lambda: not is_alive(pid))
 
 
 def test_an_actor_that_cannot_start_its_node_says_why(session, tmp_path):
@@ -115,7 +115,7 @@ def test_stopping_a_program_leaves_others_of_the_cluster_alone(session, tmp_path
     with launch({"node": lp.PyNode(nodes.wait_in_program)}, tmp_path):
         pass
     assert ray.get(other.pid.remote()) == pid
-    wait_until(lambda: not ray.util.list_named_actors(all_namespaces=True), within_s=5)
+    wait_until(lambda: not ray.util.list_named_actors(all_namespaces=True))
     ray.kill(other)
 
 
@@ -231,7 +231,7 @@ def test_a_ray_of_our_own_goes_with_a_killed_launcher(script, tmp_path):
     actors = [actor_above(pid) for pid in pids[::2]]
     script.kill()
     script.wait()
-    wait_until(lambda: not any(map(is_alive, pids + actors)), within_s=5)
+    wait_until(lambda: not any(map(is_alive, pids + actors)))
 
 
 @pytest.mark.parametrize("delay_s", [0.5, 2.0, 4.0])

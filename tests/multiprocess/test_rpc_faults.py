@@ -47,9 +47,9 @@ def test_a_server_killed_in_a_call_is_noticed_at_once_and_named(address):
             ConnectionLostError, match=r"`hold` of 'target'.*may have run"
         ):
             client.hold()
-        assert time.monotonic() - killed[0] < 1.0
+        assert time.monotonic() - killed[0] < LONG_S / 2
         with pytest.raises(ConnectionLostError, match=address):
-            future.result(1.0)
+            future.result(LONG_S)
 
 
 def test_a_server_killed_and_started_again_is_found_by_the_next_call(address):
@@ -80,9 +80,9 @@ def test_a_client_killed_in_a_call_frees_its_handler(address):
                 assert probe.started.acquire(timeout=LONG_S)
                 probe.saw_cancelled.clear()
                 client.kill()
-                assert probe.saw_cancelled.wait(1.0)
+                assert probe.saw_cancelled.wait(LONG_S / 2)
             probe.go_on.set()
-            wait_until(lambda: server.statistics().running == 0, 1.0)
+            wait_until(lambda: server.statistics().running == 0, LONG_S / 2)
             probe.go_on.clear()
         probe.go_on.set()
 
@@ -104,11 +104,11 @@ def test_a_thousand_clients_gone_in_a_call_leave_nothing(address):
         for number in range(1000):
             call_and_vanish(address, number)
         probe.go_on.set()
-        wait_until(lambda: len(server._service.connections) == 2, 5.0)
-        wait_until(lambda: server._service.calls_left == 0, 1.0)
+        wait_until(lambda: len(server._service.connections) == 2, LONG_S / 2)
+        wait_until(lambda: server._service.calls_left == 0, LONG_S / 2)
         gc.collect()
-        wait_until(lambda: descriptors() <= before[1], 1.0)
-        wait_until(lambda: threading.active_count() <= before[0] + 8, 1.0)
+        wait_until(lambda: descriptors() <= before[1], LONG_S / 2)
+        wait_until(lambda: threading.active_count() <= before[0] + 8, LONG_S / 2)
         assert client.echo(2) == 2
 
 
@@ -124,7 +124,7 @@ def test_a_stuck_handler_ends_in_an_error_that_says_so(address):
         started_s = time.monotonic()
         with pytest.raises(CallTimeoutError, match=r"answers pings.*had run for"):
             client.call("hold", timeout_s=1.0)
-        assert time.monotonic() - started_s < 1.5
+        assert time.monotonic() - started_s < LONG_S / 2
         assert client.echo("others get through") == "others get through"
 
 
@@ -140,7 +140,7 @@ def test_a_stopped_server_is_told_to_be_silent_and_found_again(address, caplog):
             CallTimeoutError, match=r"no sign of life.*stopped, stuck or"
         ):
             client.call("echo", [2], timeout_s=1.5)
-        assert time.monotonic() - started_s < 2.0
+        assert time.monotonic() - started_s < LONG_S / 2
         assert "has given no sign of life" in caplog.text
         server.send_signal(signal.SIGCONT)
         assert client.call("echo", [3], timeout_s=LONG_S) == 3
@@ -151,8 +151,8 @@ def test_a_handler_that_holds_the_interpreter_is_told_to_be_silent(address):
         client.echo(1)
         started_s = time.monotonic()
         with pytest.raises(CallTimeoutError, match="no sign of life"):
-            client.call("hold_the_interpreter", [3.0], timeout_s=1.0)
-        assert time.monotonic() - started_s < 1.5
+            client.call("hold_the_interpreter", [4.0], timeout_s=1.0)
+        assert time.monotonic() - started_s < 4.0
         assert client.call("echo", [2], timeout_s=LONG_S) == 2
 
 

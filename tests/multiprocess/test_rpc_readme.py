@@ -29,7 +29,7 @@ def test_the_example_runs_in_two_processes(tmp_path):
         )
     finally:
         server.kill()
-        server.wait(30)
+        server.wait(60)
     assert said.stdout.split() == ["3", "7", "12"]
 
 

@@ -45,7 +45,7 @@ def terminate_child(context):
     child.start()
     os.read(reading, 1)
     child.terminate()
-    child.join(20)
+    child.join(60)
     child.kill()
     context.stop_event.wait(0.5)
     return child.exitcode

@@ -10,7 +10,7 @@ from replicator.rpc.server.methods import idempotent
 from replicator.rpc.server.server import Server
 from tests.rpc.transports.ends import SECRET, TRANSPORTS
 
-LONG_S = 30.0
+LONG_S = 60.0
 NAMES = list(TRANSPORTS)
 
 

@@ -149,7 +149,7 @@ def test_what_is_no_call_is_refused_at_once_and_its_connection_lives(body):
             kind, call_id, payload = raw.receive(timeout_s=LONG_S)
         assert (kind, call_id) == (MessageKind.ERROR, 1)
         assert payload.take()[1][0] == "DecodeError"
-        assert time.monotonic() - started_s < 2.0
+        assert time.monotonic() - started_s < LONG_S / 2
         raw.send(MessageKind.CALL, 2, ["echo", ["fine"], None, 1.0], timeout_s=LONG_S)
         assert raw.receive(timeout_s=LONG_S).payload.take() == "fine"
         assert server._service.pool.num_running == 0

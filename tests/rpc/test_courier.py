@@ -158,7 +158,7 @@ def test_a_deadline_is_kept_and_its_error_says_what_the_server_does(transport):
         started_s = time.monotonic()
         with pytest.raises(CallTimeoutError, match=r"`hold` of 'probe'.*had run for"):
             client.call("hold", timeout_s=0.4)
-        assert 0.4 <= time.monotonic() - started_s < 0.9
+        assert 0.4 <= time.monotonic() - started_s < LONG_S / 2
         assert probe.runs == 1
 
 

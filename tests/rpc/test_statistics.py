@@ -64,7 +64,7 @@ def test_no_record_is_lost_between_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert records.summary().calls == records.summary().bytes_in == 12_000
 
 
@@ -125,7 +125,7 @@ class Counter:
 def test_a_server_tells_what_each_client_called(address):
     with Server(Counter(), address=address) as server:
         with Client(server.address, name="actor/3") as named:
-            named.wait_for_ready(timeout_s=20.0)
+            named.wait_for_ready(timeout_s=60.0)
             for number in range(3):
                 named.add(number)
         with Client(server.address) as nameless:

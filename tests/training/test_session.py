@@ -148,7 +148,7 @@ def test_a_learner_is_fed_by_actors_through_a_queue(tmp_path):
         step_fn, init_fn=init_fn, steps=4, directory=tmp_path, display=False
     ) as session:
         for _ in session.steps():
-            session.step(fed.get(timeout=10))
+            session.step(fed.get(timeout=60))
     run = rep.run(step_fn, BATCHES, init_fn=init_fn, steps=4, display=False)
     assert_equal_bits(session.result.state, run.state)
     assert session.result.examples == run.examples
@@ -403,7 +403,7 @@ def test_two_sessions_in_two_threads_keep_to_themselves(tmp_path):
 
     class Meet(Hook):
         def on_state(self, event):
-            both.wait(30)  # both are in the middle of their loops
+            both.wait(60)  # both are in the middle of their loops
 
     def train(name, first):
         own = devices[first : first + 2]

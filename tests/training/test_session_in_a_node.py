@@ -42,7 +42,7 @@ class At(Hook):
 def stop():
     """Stop the program, and return when this node is asked to."""
     lp.stop()
-    lp.stop_event().wait(30)
+    lp.stop_event().wait(60)
 
 
 def program_of(**nodes):
@@ -93,7 +93,7 @@ def test_run_in_a_node_that_waits_for_input_stops_saved(tmp_path):
     def input_fn(context):
         yield from BATCHES
         lp.stop()  # the only program of this process
-        may_end.wait(30)
+        may_end.wait(60)
 
     def learner():
         result = rep.run(

@@ -101,7 +101,7 @@ def test_a_signal_where_a_turn_waits_for_its_first_batch_lets_it_end(tmp_path):
     def dataset():
         yield BATCHES[0]
         yield BATCHES[1]
-        waits.wait(30)
+        waits.wait(60)
         main = threading.main_thread().ident
         signal.pthread_kill(main, signal.SIGTERM)
         while session._preemption._asked.signal is None:
@@ -165,7 +165,7 @@ def test_a_node_that_stops_between_two_batches_of_a_turn_is_saved(tmp_path, skip
 
     def dataset():
         yield from BATCHES[:3]
-        ended.wait(30)
+        ended.wait(60)
 
     class Ended(Hook):
         def close(self):
@@ -208,7 +208,7 @@ def test_the_wait_for_one_more_batch_of_a_turn_counts_as_input():
     class Dataset:
         def __iter__(self):
             yield BATCHES[0]
-            asked.wait(30)
+            asked.wait(60)
             for _ in range(100):  # until the loop has come to wait
                 if (phase := session._spec.phases.current.phase) == "input":
                     break
@@ -295,7 +295,7 @@ def test_a_session_in_another_thread_is_refused():
     with opened() as session:
         thread = threading.Thread(target=train)
         thread.start()
-        thread.join(30)
+        thread.join(60)
     assert "in the thread that opened it" in found[0]
 
 

@@ -225,7 +225,7 @@ class GatedWriter(RecordingWriter):
         self.gate = threading.Event()
 
     def write(self, step, scalars):
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         super().write(step, scalars)
 
 

@@ -249,7 +249,7 @@ def test_a_second_start_in_free_mode_sees_other_episodes_by_other_keys():
     with program.group("actors", restart=lp.Restart(attempts=1, backoff_s=0.01)):
         program.add_node(lp.PyNode(act))
     with lp.launch(program, "threads") as run:
-        run.wait(30)
+        run.wait(60)
     assert_apart(*found)
 
 
@@ -465,7 +465,7 @@ def test_an_actor_stops_within_a_step():
         return make_actor(FreeTable(), make=make, unroll_length=1000).run()
 
     with lp.launch(lp.make_program(lp.PyNode(act)), "threads") as run:
-        run.wait(30)
+        run.wait(60)
     assert run.results["node0"]["trajectories"] == 0
 
 
@@ -485,7 +485,7 @@ def test_actors_of_a_program_bear_their_workers_names():
             )
             program.add_node(node)
     with lp.launch(program, "threads") as run:
-        run.wait(30)
+        run.wait(60)
     names, versions = run.results["learner"]
     assert names == {"actors/0", "actors/1"}
     assert max(versions) > 0
@@ -505,5 +505,5 @@ def test_an_actor_stops_while_it_waits_for_the_first_variables():
     actor = lp.PyNode(lambda learner: make_actor(learner).run(), learner)
     program.add_node(actor, label="actor")
     with lp.launch(program, "threads") as run:
-        run.wait(30)
+        run.wait(60)
     assert run.results["actor"]["steps"] == 0

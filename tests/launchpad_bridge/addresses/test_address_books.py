@@ -58,7 +58,7 @@ def serving(book):
         yield server
 
 
-def call(book, timeout_s=20.0, planned=ELSEWHERE):
+def call(book, timeout_s=60.0, planned=ELSEWHERE):
     dial = book.dial(planned)
     with Client(
         planned, dial=dial, timeout_s=timeout_s, wait_for_ready=False
@@ -73,7 +73,7 @@ def test_a_server_elsewhere_is_reached_with_secret_and_certificates(book):
 
 
 def test_a_server_that_was_started_again_is_found_where_it_is_now(book):
-    with Client(ELSEWHERE, dial=book.dial(ELSEWHERE), timeout_s=20) as client:
+    with Client(ELSEWHERE, dial=book.dial(ELSEWHERE), timeout_s=60) as client:
         for _ in range(2):
             with serving(book):
                 assert client.whoami() == "the service"

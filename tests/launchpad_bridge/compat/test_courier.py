@@ -41,7 +41,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    with contextlib.closing(Client(server.address, call_timeout=10)) as client:
+    with contextlib.closing(Client(server.address, call_timeout=60)) as client:
         yield client
 
 
@@ -50,8 +50,8 @@ def test_functions_are_called_by_name_with_arrays_and_as_futures(client):
     assert client.add(1) == 101
     np.testing.assert_array_equal(client.add(np.ones(3), b=1), [2, 2, 2])
     assert client() == "called"
-    assert client.futures.add(3).result(10) == 103
-    assert client.futures().result(10) == "called"
+    assert client.futures.add(3).result(60) == 103
+    assert client.futures().result(60) == "called"
 
 
 def test_methods_are_listed(client):
@@ -82,10 +82,10 @@ def test_a_name_that_was_not_bound_at_the_start_is_refused(server):
 def test_a_client_may_be_there_before_its_server():
     server = Server()
     server.Bind("one", lambda: 1)
-    with contextlib.closing(Client(server.address, call_timeout=10)) as client:
+    with contextlib.closing(Client(server.address, call_timeout=60)) as client:
         future = client.futures.one()
         server.Start()
-        assert future.result(10) == 1
+        assert future.result(60) == 1
         server.Stop()
 
 

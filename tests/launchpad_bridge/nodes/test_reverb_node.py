@@ -36,7 +36,7 @@ def test_a_replay_buffer_listens_on_its_port_until_the_stop(reverb):
         lp.PyNode(lambda address: (lp.stop(), address)[1], handle), "reader"
     )
     run = lp.launch(program)
-    run.wait(20)
+    run.wait(60)
     (server,) = FakeServer.made
     port = lp.get_port_from_address(run.results["reader"])
     assert server.options == {
@@ -56,4 +56,4 @@ def test_without_reverb_the_node_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "reverb", None)
     program = lp.make_program(lp.ReverbNode(list))
     with pytest.raises(lp.NodeFailedError, match="Install `dm-reverb`"):
-        lp.launch(program).wait(20)
+        lp.launch(program).wait(60)

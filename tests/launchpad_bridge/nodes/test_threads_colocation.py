@@ -17,14 +17,14 @@ def test_the_first_to_end_ends_it_if_so_asked():
     may_go, done = threading.Event(), threading.Event()
 
     def slow():
-        may_go.wait(20)
+        may_go.wait(60)
         done.set()
 
     node = colocation(lambda: 1, slow, return_on_first_completed=True)
     assert node.run() == [1, None]
     assert not done.is_set()
     may_go.set()
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def test_an_error_of_one_stops_the_others_and_names_it():
@@ -47,7 +47,7 @@ def test_a_stop_reaches_inner_nodes_however_deep():
 
     inner = colocation(wait, lp.stop)
     outer = lp.MultiThreadingColocation([lp.PyNode(wait), inner])
-    lp.launch(lp.make_program(outer)).wait(20)
+    lp.launch(lp.make_program(outer)).wait(60)
     assert seen == [True, True]
 
 
@@ -58,7 +58,7 @@ def test_stop_handlers_of_inner_nodes_are_called():
         lp.register_stop_handler(lambda: called.append(1))
         lp.wait_for_stop(20)
 
-    lp.launch(lp.make_program(colocation(handle, lp.stop))).wait(20)
+    lp.launch(lp.make_program(colocation(handle, lp.stop))).wait(60)
     assert called == [1]
 
 

@@ -85,7 +85,7 @@ def test_a_child_of_multiprocessing_waits_and_tells_too():
             lp.launch(program_of(lp.PyNode(fail)))
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
-        process.join(20)
+        process.join(60)
         print(process.exitcode)
     """)
     assert out == "1\n"
@@ -109,7 +109,7 @@ def test_a_child_launches_whatever_a_thread_of_its_parent_held_at_the_fork():
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
         forked.set()
-        process.join(20)
+        process.join(60)
         print(process.exitcode)
         process.kill()
     """)

@@ -28,7 +28,7 @@ def test_its_environment_is_that_of_its_resources():
 
 def test_local_resources_of_other_programs_are_passed_over():
     program = program_of(lp.PyNode(int))
-    lp.launch(program, local_resources={"nobody": lp.PythonProcess()}).wait(20)
+    lp.launch(program, local_resources={"nobody": lp.PythonProcess()}).wait(60)
 
 
 @pytest.mark.slow

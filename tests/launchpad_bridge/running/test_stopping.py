@@ -25,7 +25,7 @@ def test_outside_of_a_program_there_is_nothing_to_stop(ask, text):
 def test_the_script_stops_its_only_program():
     run = lp.launch(program_of(a=lp.PyNode(lp.wait_for_stop, 20)))
     lp.stop()
-    run.wait(20)
+    run.wait(60)
 
 
 def test_the_script_has_to_say_which_of_two_programs():
@@ -44,7 +44,7 @@ def test_a_stopper_can_be_pickled_and_stops_the_program_that_it_is_called_in():
         program_of(a=lp.PyNode(lp.wait_for_stop, 20), b=lp.PyNode(stopper)),
     ]
     with lp.launch(programs[0]) as other:
-        lp.launch(programs[1]).wait(20)
+        lp.launch(programs[1]).wait(60)
         assert not other.is_over
 
 
@@ -53,7 +53,7 @@ def test_waiting_for_the_stop_tells_whether_it_came():
         return lp.wait_for_stop(0), lp.stop(), lp.wait_for_stop(20), lp.wait_for_stop(0)
 
     run = lp.launch(program_of(a=lp.PyNode(work)))
-    run.wait(20)
+    run.wait(60)
     assert run.results["a"] == (False, None, True, True)
 
 
@@ -76,7 +76,7 @@ def test_handlers_are_called_once_and_in_both_ways():
         lp.stop()
         lp.wait_for_stop(20)
 
-    lp.launch(program_of(a=lp.PyNode(work))).wait(20)
+    lp.launch(program_of(a=lp.PyNode(work))).wait(60)
     assert sorted(called) == ["plain", "signal"]
 
 
@@ -88,7 +88,7 @@ def test_a_handler_that_is_registered_after_the_stop_is_called_at_once():
         lp.wait_for_stop(20)
         lp.register_stop_handler(lambda: called.append(1))
 
-    lp.launch(program_of(a=lp.PyNode(work))).wait(20)
+    lp.launch(program_of(a=lp.PyNode(work))).wait(60)
     assert called == [1]
 
 
@@ -101,7 +101,7 @@ def test_a_handler_is_not_called_when_its_node_ends_before_the_stop():
     with lp.launch(
         program_of(a=lp.PyNode(work), b=lp.PyNode(lp.wait_for_stop, 20))
     ) as r:
-        r.wait(20, labels=["a"])
+        r.wait(60, labels=["a"])
     assert called == []
 
 
@@ -112,7 +112,7 @@ def test_what_a_handler_raises_fails_its_node():
 
     run = lp.launch(program_of(a=lp.PyNode(work), b=lp.PyNode(lp.stop)))
     with pytest.raises(lp.NodeFailedError, match="`a` raised ZeroDivisionError"):
-        run.wait(20)
+        run.wait(60)
 
 
 def test_handlers_of_the_script_are_called_when_its_program_stops():
@@ -140,5 +140,5 @@ def test_an_event_of_another_kind_is_followed():
     event, over, called = threading.Event(), threading.Event(), threading.Event()
     mirrored(event, over=over).when_set(called.set)
     event.set()
-    assert called.wait(20)
+    assert called.wait(60)
     over.set()

@@ -8,7 +8,7 @@ from replicator.launchpad_bridge.trajectories.trajectory_queue import Trajectory
 from replicator.launchpad_bridge.trajectories.trajectory_turns import TrajectoryTurns
 
 ACTORS = ["actor/0", "actor/1", "actor/2"]
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 def rows(*ids, steps=3, reward=0.5):

@@ -177,7 +177,7 @@ def test_a_learner_may_go_back_at_any_moment_while_threads_insert(seed):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         acting = [pool.submit(act, table, name, is_over) for name in names]
         while len(found) < 90:
-            taken = table.take(2, timeout_s=20)
+            taken = table.take(2, timeout_s=60)
             found += taken.trajectories["reward"][:, 0].tolist()
             cuts.append(taken.cut)
             if random_.random() < 0.3:
@@ -187,7 +187,7 @@ def test_a_learner_may_go_back_at_any_moment_while_threads_insert(seed):
         is_over.set()
         table.begin(None)  # lets those go that wait for room
         for each in acting:
-            each.result(20)
+            each.result(60)
     assert found == [100 * (turn // 3) + turn % 3 for turn in range(90)]
     for batch, cut in enumerate(cuts[1:], start=1):
         assert cut.batch == batch

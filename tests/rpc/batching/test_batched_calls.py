@@ -10,7 +10,7 @@ from replicator.rpc.client.client import Client, statistics
 from replicator.rpc.server.served_call import current_call
 from replicator.rpc.server.server import Server
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LONG_S = 1000.0
 
 

@@ -14,7 +14,7 @@ from replicator.errors import ArgumentError, BatchError, CallCancelledError
 from replicator.rpc.batching import batching as batched_handler_module
 from replicator.rpc.batching.batching import BatchedHandler, batched_handler
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 LONG_S = 1000.0
 
 

@@ -63,7 +63,7 @@ def test_waiting_for_a_server_is_bounded_by_the_deadline():
         pytest.raises(CallTimeoutError, match=r"`add` of .*was not called.*0\.\d+ s"),
     ):
         client.add(1)
-    assert 0.3 <= time.monotonic() - started_s < 0.8
+    assert 0.3 <= time.monotonic() - started_s < LONG_S / 2
 
 
 def test_wait_for_ready_is_bounded_by_its_own_deadline():
@@ -81,7 +81,7 @@ def test_a_future_waits_for_a_server_without_its_caller():
         assert not future.done()
         with pytest.raises(CallTimeoutError, match="was not called"):
             future.result(LONG_S)
-        assert time.monotonic() - started_s < 0.8
+        assert time.monotonic() - started_s < LONG_S / 2
 
 
 def test_a_client_that_does_not_wait_says_at_once_that_nobody_is_there():
@@ -251,7 +251,7 @@ def test_retries_end_with_the_deadline():
         pytest.raises(CallTimeoutError, match="`add_once` of 'probe'"),
     ):
         client.add_once()
-    assert time.monotonic() - started_s < 0.8
+    assert time.monotonic() - started_s < LONG_S / 2
 
 
 def test_a_call_whose_link_breaks_while_it_runs_runs_again_beside_it():

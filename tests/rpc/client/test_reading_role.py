@@ -17,8 +17,8 @@ def test_one_at_a_time_has_the_role():
 def test_nobody_follows_while_the_role_is_free():
     role = ReadingRole()
     started_s = time.monotonic()
-    role.follow(Inbox(), 30.0)
-    assert time.monotonic() - started_s < 10
+    role.follow(Inbox(), 100.0)
+    assert time.monotonic() - started_s < 50
 
 
 def test_who_follows_waits_no_longer_than_it_said():
@@ -50,7 +50,7 @@ def test_no_waking_is_lost(threads):
         while got[own] < wanted:
             if not role.try_take(False):
                 started_s = time.monotonic()
-                role.follow(inboxes[own], 5.0)
+                role.follow(inboxes[own], 60.0)
                 longest_s[own] = max(longest_s[own], time.monotonic() - started_s)
                 continue
             while got[own] < wanted:
@@ -68,6 +68,6 @@ def test_no_waking_is_lost(threads):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
     assert got == [rounds] * threads
-    assert max(longest_s) < 4.0, "somebody was woken by the time alone"
+    assert max(longest_s) < 50.0, "somebody was woken by the time alone"

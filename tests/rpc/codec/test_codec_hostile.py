@@ -133,14 +133,14 @@ BOMBS = {
 def test_bombs_are_refused_at_once_and_without_memory(head):
     tracemalloc.start()
     try:
-        started_s = time.perf_counter()
+        began_s = time.thread_time()
         with pytest.raises(ERRORS):
             decode(head)
-        took_s = time.perf_counter() - started_s
+        took_s = time.thread_time() - began_s
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert took_s < 0.1  # a few ms, with memory traced and cores shared
+    assert took_s < 0.1  # a few ms of a core, with memory traced
     assert peak < 2 * len(head) + 12_000_000
 
 
@@ -180,10 +180,10 @@ def set_of(keys):
 def test_a_flood_of_keys_that_share_a_hash_is_refused_at_once(make):
     keys = [n * sys.hash_info.modulus for n in range(20_000)]
     assert len(decode(make(keys[:60]))) == 60
-    started_s = time.perf_counter()
+    began_s = time.thread_time()
     with pytest.raises(DecodeError, match=r"At most 64 keys .* may share a hash"):
         decode(make(keys))
-    assert time.perf_counter() - started_s < 2  # a table of them takes 10 s
+    assert time.thread_time() - began_s < 2  # a table of them takes 10 s
 
 
 @pytest.mark.parametrize("make", [dictionary_of, set_of])

@@ -66,7 +66,7 @@ def meet(server, client, host="localhost"):
             assert wrapped.recv(1) == b"x"
     finally:
         ends[1].close()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_the_folder_and_all_in_it_are_their_owners_only(folder):

@@ -127,7 +127,7 @@ def test_a_client_that_takes_no_reply_holds_up_no_other_and_few_threads():
         started_s = time.monotonic()
         for client in callers:
             made_quick(client, "noop")
-        assert time.monotonic() - started_s < 5.0
+        assert time.monotonic() - started_s < LONG_S / 2
         assert len(server._service.threads._members) < 20
         unread.close()
 

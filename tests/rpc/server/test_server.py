@@ -136,7 +136,7 @@ def test_stopping_is_bounded_and_names_the_handlers_that_do_not_end(caplog):
         assert probe.started.acquire(timeout=LONG_S)
         started_s = time.monotonic()
         server.stop(drain_s=0.1)
-        assert time.monotonic() - started_s < 3.0
+        assert time.monotonic() - started_s < LONG_S / 2
         assert "still running: `hold`" in caplog.text
         assert future.exception(LONG_S) is not None
 
@@ -159,7 +159,7 @@ def test_a_second_stop_shortens_the_first():
         started_s = time.monotonic()
         server.stop(0.0)
         assert server.wait(0)
-        assert time.monotonic() - started_s < 5.0
+        assert time.monotonic() - started_s < LONG_S / 2
         first.join(LONG_S)
 
 
@@ -205,11 +205,11 @@ def test_a_handler_knows_its_call():
     class Curious:
         def look(self):
             call = current_call()
-            return [call.method, 0 < call.remaining_s() <= 5, cancelled(), call.peer]
+            return [call.method, 0 < call.remaining_s() <= 60, cancelled(), call.peer]
 
     with courier(instance=Curious()) as (client, _):
         for _ in range(10):  # in the pool, then in the thread that reads
-            known = client.call("look", timeout_s=5)
+            known = client.call("look", timeout_s=60)
             assert known[:3] == ["look", True, False]
 
 

@@ -15,7 +15,7 @@ from replicator.rpc.transports.payloads import Encoding
 from replicator.rpc.transports.same_host.unix_socket import UnixConnection
 
 SECRET = Secret.generate()
-LONG_S = 30.0
+LONG_S = 60.0
 SHORT_S = 0.1
 LIMITS = MessageLimits()
 

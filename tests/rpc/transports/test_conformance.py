@@ -245,7 +245,7 @@ def test_a_receive_without_a_message_ends_in_time_and_goes_on(ends):
         start = time.monotonic()
         with pytest.raises(CallTimeoutError):
             server.receive(timeout_s=timeout_s)
-        assert timeout_s <= time.monotonic() - start + 1e-3 < timeout_s + 1
+        assert timeout_s <= time.monotonic() - start + 1e-3 < LONG_S / 2
     assert pass_on(client, server, "late") == "late"
 
 

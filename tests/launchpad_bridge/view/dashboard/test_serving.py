@@ -265,7 +265,7 @@ class Looking:
 
     def open(self, plan, report):
         self.link = (plan.folder / "dashboard.url").read_text()
-        with urllib.request.urlopen(self.link, timeout=5) as page:
+        with urllib.request.urlopen(self.link, timeout=LONG_S) as page:
             self.status = page.status
         raise lp.LaunchError("no room")
 
@@ -277,7 +277,7 @@ def test_the_page_is_there_before_the_first_node_and_gone_if_none_starts(capsys)
         lp.launch(made, launcher, dashboard=True)
     assert launcher.status == 200
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(launcher.link, timeout=5)
+        urllib.request.urlopen(launcher.link, timeout=LONG_S)
 
 
 @pytest.fixture

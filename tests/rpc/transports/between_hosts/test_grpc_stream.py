@@ -116,7 +116,7 @@ def test_closing_is_quick_though_the_other_end_reads_nothing(ends):
     send_until_full(ends[0], 1 << 20)
     start = time.monotonic()
     ends[0].close()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < LONG_S / 2
 
 
 def test_connections_outlive_their_listener(ends, listener):
@@ -165,7 +165,7 @@ def test_nobody_there_is_told_at_once():
     start = time.monotonic()
     with pytest.raises(ConnectionLostError, match=f"No server answers at {address}"):
         connect_grpc(address, **arguments(timeout_s=LONG_S))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < LONG_S / 2
 
 
 def test_a_port_in_use_is_refused_with_its_owner(listener):

@@ -20,6 +20,7 @@ from replicator.rpc.security.authentication import (
     ServerHandshake,
 )
 from replicator.rpc.security.secret import Secret
+from replicator.rpc.transports import connect as connecting
 from replicator.rpc.transports.connect import connect
 from replicator.rpc.transports.same_host import unix_handshake
 from tests.rpc.transports.ends import (
@@ -107,7 +108,7 @@ def test_a_silent_client_is_given_up_in_time(listener, short_patience):
     with stranger(listener) as (sock, handshake):
         start = time.monotonic()
         error = handshake.exception(LONG_S)
-        assert time.monotonic() - start < SILENCE_S + 1
+        assert time.monotonic() - start < LONG_S / 2
         assert sock.recv(1) == b""
     assert isinstance(error, AuthenticationError)
     assert listener.address in str(error)
@@ -116,13 +117,14 @@ def test_a_silent_client_is_given_up_in_time(listener, short_patience):
 
 def test_a_client_that_drips_is_given_up_in_time(listener, short_patience):
     with stranger(listener) as (sock, handshake):
-        start = time.monotonic()
+        sent = 0
         with contextlib.suppress(OSError):
             while not handshake.done():
                 sock.sendall(b"r")
-                handshake.exception(0.02) if handshake.done() else time.sleep(0.02)
+                sent += 1
+                time.sleep(0.05)
         assert isinstance(handshake.exception(LONG_S), AuthenticationError)
-        assert time.monotonic() - start < SILENCE_S + 1
+        assert sent < MESSAGE_BYTES
 
 
 def test_a_client_that_stops_halfway_is_given_up_in_time(listener, short_patience):
@@ -246,15 +248,17 @@ def test_a_silent_server_is_given_up_in_time(tmp_path, short_patience):
         start = time.monotonic()
         with pytest.raises(ConnectionLostError, match="socket"):
             connect(address, secret=SECRET, timeout_s=LONG_S)
-        assert time.monotonic() - start < SILENCE_S + 1
+        assert time.monotonic() - start < LONG_S / 2
 
 
-def test_the_callers_time_bounds_the_handshake(tmp_path):
+def test_the_callers_time_bounds_the_handshake(tmp_path, monkeypatch):
+    for module in (connecting, unix_handshake):
+        monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", LONG_S)
     with impostor(tmp_path, wait_for_end) as address:
         start = time.monotonic()
         with pytest.raises(ConnectionLostError):
             connect(address, secret=SECRET, timeout_s=0.1)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < LONG_S / 2
 
 
 def test_a_server_without_the_secret_is_refused(tmp_path):
@@ -295,7 +299,7 @@ def test_a_server_that_accepts_nobody_is_given_up_in_time(tmp_path):
         start = time.monotonic()
         with pytest.raises(ConnectionLostError, match="accepted nobody"):
             connect(f"unix:{path}", secret=SECRET, timeout_s=0.1)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < LONG_S / 2
 
 
 def test_failed_handshakes_leave_nothing_open(listener):

@@ -132,7 +132,7 @@ def test_a_path_in_use_names_its_owner_at_once(address):
         start = time.monotonic()
         with pytest.raises(AddressInUseError, match=f"process {os.getpid()}"):
             listen(address, secret=SECRET)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < LONG_S / 2
         with connected(listener) as ends:
             assert pass_on(*ends, 1) == 1
     finally:
@@ -233,7 +233,7 @@ def test_nobody_listening_is_told_at_once(address, tmp_path):
         start = time.monotonic()
         with pytest.raises(ConnectionLostError, match=f"Nobody listens at {place}"):
             connect(place, secret=SECRET, timeout_s=LONG_S)
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < LONG_S / 2
     with pytest.raises(ConnectionLostError, match="Nobody"):
         connect("unix:", secret=SECRET, timeout_s=LONG_S)
 

@@ -70,7 +70,7 @@ def soon(function, *args, **kwargs):
     start = time.monotonic()
     with pytest.raises(ConnectionLostError) as caught:
         function(*args, **kwargs)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < LONG_S / 2
     return str(caught.value)
 
 
@@ -151,7 +151,7 @@ def test_a_half_open_connection_ends_in_time():
         start = time.monotonic()
         with pytest.raises(CallTimeoutError):
             connection.receive(timeout_s=SHORT_S)
-        assert SHORT_S <= time.monotonic() - start < 1
+        assert SHORT_S <= time.monotonic() - start < LONG_S / 2
 
 
 def test_a_peer_that_drips_does_not_stretch_the_deadline():
@@ -169,7 +169,7 @@ def test_a_peer_that_drips_does_not_stretch_the_deadline():
             start = time.monotonic()
             with pytest.raises(CallTimeoutError):
                 connection.receive(timeout_s=SHORT_S)
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < LONG_S / 2
             stop.set()
 
 
@@ -180,7 +180,7 @@ def test_waits_of_any_length_end_in_time(timeout_s):
             start = time.monotonic()
             with pytest.raises(CallTimeoutError):
                 connection.receive(timeout_s=timeout_s)
-            assert timeout_s <= time.monotonic() - start < timeout_s + 0.5
+            assert timeout_s <= time.monotonic() - start < LONG_S / 2
 
 
 def test_a_wait_without_bound_after_a_bounded_one_has_none():
@@ -225,7 +225,7 @@ def test_a_half_sent_message_closes_the_connection():
         start = time.monotonic()
         with pytest.raises(CallTimeoutError, match="the other end does not read"):
             connection.send(1, 1, bytes(50 << 20), timeout_s=SHORT_S)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < LONG_S / 2
         error = soon(connection.send, 1, 1, None, timeout_s=LONG_S)
         assert "half of a message" in error
         assert 0 < read_all(peer) < 50 << 20
