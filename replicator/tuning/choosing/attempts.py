@@ -41,10 +41,12 @@ class Attempts:
 
     @contextlib.contextmanager
     def noted(self, name: str | None) -> Iterator[None]:
-        """Have a name on disk as long as a `with` block lasts."""
+        """Have a name on disk as long as a `with` block lasts, however it ends."""
         self._write({*self.ended, name or ""})
-        yield
-        self._write(self.ended)
+        try:
+            yield
+        finally:
+            self._write(self.ended)
 
     def _read(self) -> set[str]:
         if self._file is None:

@@ -169,6 +169,9 @@ def arguments(record: Mapping[str, Any]) -> Markup:
     given = record.get("arguments")
     given = dict(given) if isinstance(given, Mapping) else {}
     given.pop("strategy", None)
+    choice = given.pop("choice", None)
+    if isinstance(choice, Mapping):  # without the table of those not chosen
+        given["chosen"] = choice.get("chosen")
     return _pairs("Arguments", given)
 
 

@@ -1,0 +1,49 @@
+"""A strategy that ended its process is known to the next one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from replicator.strategies import Machine
+from replicator.tuning.choosing.attempts import Attempts
+from replicator.tuning.choosing.candidates import Work
+
+WORK = Work(variables=(), examples=8, batch_bytes=8, flops={}, product_bytes=0)
+MACHINE = Machine.from_topology("h100:8")
+DIES = """
+import os
+from tests.tuning.choosing.test_attempts import attempts
+with attempts().noted("fsdp"):
+    os.abort()
+"""
+
+
+def attempts():
+    return Attempts(WORK, MACHINE)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_what_ended_a_process_is_left_out_by_the_next():
+    died = subprocess.run([sys.executable, "-c", DIES], env=os.environ, check=False)
+    assert died.returncode < 0
+    assert attempts().ended == {"fsdp"}
+
+
+def test_what_raises_has_not_ended_the_process():
+    with pytest.raises(KeyboardInterrupt), attempts().noted("fsdp"):
+        raise KeyboardInterrupt
+    assert attempts().ended == set()
+
+
+def test_another_step_does_not_share_it():
+    attempts()._write({"fsdp"})
+    other = Work(variables=(), examples=9, batch_bytes=8, flops={}, product_bytes=0)
+    assert Attempts(other, MACHINE).ended == set()
+    assert attempts().ended == {"fsdp"}
