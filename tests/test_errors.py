@@ -2684,11 +2684,11 @@ ROWS = [
     ),
     Row(
         "A strategy to plan without what it needs",
-        lambda: named_strategies("hybrid"),
+        lambda: named_strategies("tensor_parallel"),
         ArgumentError,
-        "`strategy` must give hybrid what it takes, got 'hybrid': hybrid() missing 1 "
-        "required keyword-only argument: 'shard'. See "
-        "`help(replicator.strategies.hybrid)`.",
+        "`strategy` must give tensor_parallel what it takes, got 'tensor_parallel': "
+        "tensor_parallel() missing 1 required positional argument: 'rules'. See "
+        "`help(replicator.strategies.tensor_parallel)`.",
     ),
     Row(
         "A list of strategies that is none",

@@ -168,11 +168,11 @@ def bytes_by_level(features: Features, machine: Machine) -> dict[str, int]:
       features: Work of the step on one device.
       machine: The machine, with or without figures.
 
-    >>> sent = {"axes": ("replica",), "wire_bytes": 100, "stride": 1, "span": 16}
+    >>> sent = {"axes": ("replica",), "wire_bytes": 10**8, "stride": 1, "span": 16}
     >>> sums = Traffic(kind="all-reduce", **sent)
     >>> features = Features(num_devices=16, flops={}, traffic=(sums,))
     >>> bytes_by_level(features, Machine.from_topology("h100:2x8"))
-    {'network': 100}
+    {'network': 100000000}
     """
     found: dict[str, int] = {}
     for traffic, level, _ in _on_levels(features, machine):

@@ -1,7 +1,7 @@
 """Strategies by the text of a command line: `fsdp,hybrid(shard=8)`."""
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicator.errors import ArgumentError
@@ -48,6 +48,26 @@ def named_strategies(text: str) -> list[NamedStrategy]:
             "or `hybrid(shard=8)`."
         )
     return [_built(node) for node in parsed.elts]
+
+
+def strategies_on(
+    machine: Machine, strategies: Sequence[NamedStrategy] | None
+) -> list[NamedStrategy]:
+    """Return strategies with the devices of the machine's hosts, where they need them.
+
+    Args:
+      machine: The machine.
+      strategies: The strategies; None for those of `builders_for`.
+
+    >>> [pods] = named_strategies("hybrid")
+    >>> [found] = strategies_on(Machine.from_topology("h100:2x8"), [pods])
+    >>> found.strategy.shard
+    8
+    """
+    return [
+        named._replace(strategy=named.strategy.for_hosts(machine.devices_per_host))
+        for named in strategies or builders_for(machine)
+    ]
 
 
 def builders_for(machine: Machine) -> list[NamedStrategy]:

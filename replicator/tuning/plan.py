@@ -14,7 +14,7 @@ from replicator.strategies.cost import StepTime, predict
 from replicator.strategies.machine import Machine
 from replicator.tuning.compiling import CompileOrder, compile_step
 from replicator.tuning.kept_outcomes import outcomes_folder
-from replicator.tuning.named import NamedStrategy, builders_for
+from replicator.tuning.named import NamedStrategy, strategies_on
 from replicator.tuning.outcome import CompileOutcome
 from replicator.tuning.problem import ProblemFile
 from replicator.tuning.topologies import has_tpu_compiler
@@ -111,7 +111,7 @@ def plan_rows(
     """
     machines = {each: Machine.from_topology(each) for each in topologies}
     for topology, machine in machines.items():
-        for named in strategies or builders_for(machine):
+        for named in strategies_on(machine, strategies):
             order = CompileOrder(
                 problem=problem,
                 make_replicator=make_replicator,

@@ -17,7 +17,7 @@ from replicator.errors import ArgumentError, check_count
 from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
 from replicator.tuning.child import Ended, ask_child
-from replicator.tuning.named import NamedStrategy, builders_for
+from replicator.tuning.named import NamedStrategy, strategies_on
 from replicator.tuning.problem import ProblemFile, ProblemFn
 from replicator.tuning.rehearsal import Rehearsal, nearest_mesh
 
@@ -104,7 +104,7 @@ def rehearse_each(
     """
     for topology in topologies:
         machine = Machine.from_topology(topology)
-        for named in strategies or builders_for(machine):
+        for named in strategies_on(machine, strategies):
             order = RehearsalOrder(
                 problem=problem,
                 make_replicator=make_replicator,

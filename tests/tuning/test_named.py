@@ -22,7 +22,7 @@ def test_names_with_arguments_and_without_are_built():
         ("fdsp", "must be one of data_parallel, .* got 'fdsp'"),
         ("os.system('true')", "must be one of data_parallel"),
         ("hybrid(shard=print)", r"what it takes, got 'hybrid\(shard=print\)'"),
-        ("hybrid", "missing 1 required keyword-only argument: 'shard'"),
+        ("tensor_parallel", "missing 1 required positional argument: 'rules'"),
         ("hybrid(", "must be names of builders"),
         ("", "must be names of builders"),
     ],
