@@ -191,9 +191,11 @@ def advice(row: PlanRow, others: Iterable[PlanRow]) -> str:
       row: The row.
       others: Rows of the same topology.
     """
-    ways = []
+    others, ways = list(others), []
     if (best := best_of([each for each in others if each.fits])) is not None:
         ways.append(f"take {best.strategy}, which fits")
+    elif (best := best_of(others)) is not None:
+        ways.append(f"take {best.strategy}, whose state fits")
     if (fewer := most_examples(row)) is not None:
         pieces = -(-row.outcome.examples // fewer)
         ways.append(

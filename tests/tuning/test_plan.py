@@ -58,6 +58,12 @@ def test_advice_names_what_fits_and_how_many_examples():
     assert "take about 512 examples instead of 1,024, or `accumulate=2`" in said
 
 
+def test_advice_names_what_may_fit_where_nothing_was_compiled():
+    huge = row("zero1", status="forecast", state=20)
+    said = plan.advice(huge, [huge, row("fsdp", status="forecast")])
+    assert said == "take fsdp, whose state fits"
+
+
 def test_a_state_that_does_not_fit_needs_more_devices():
     huge = row(status="memory", state=20, needs=30, limit=16)
     assert plan.advice(huge, [huge]).startswith("take more devices")

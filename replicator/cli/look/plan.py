@@ -5,13 +5,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from replicator.base.host.paths import expanded
 from replicator.base.out_of_memory import readable
 from replicator.cli.look.plan_plot import plot_of
 from replicator.engine.program_cost import engineering
-from replicator.errors import check_count
+from replicator.errors import check_count, check_positive
 from replicator.replicator import Replicator
 from replicator.strategies.machine import Machine
 from replicator.strategies.table import aligned
@@ -105,6 +104,10 @@ def main(arguments: argparse.Namespace) -> int:
       ArgumentError: An argument breaks its rule, or the problem is none.
     """
     check_count("--accumulate", arguments.accumulate)
+    check_positive("--limit", arguments.limit, "Use 3600.")
+    for file in (arguments.json, arguments.plot):
+        if file is not None:  # before hours of compiling
+            file.parent.mkdir(parents=True, exist_ok=True)
     problem = ProblemFile.from_text(arguments.problem)
     topologies = topologies_of(arguments.topology)
     asked = arguments.strategy
@@ -147,7 +150,7 @@ def main(arguments: argparse.Namespace) -> int:
             each["rehearsal"] = dataclasses.asdict(found)
         arguments.json.write_text(json.dumps(plain, indent=1) + "\n")
     if arguments.plot is not None:
-        Path(arguments.plot).write_text(plot_of(rows))
+        arguments.plot.write_text(plot_of(rows))
     if any(found.status == "differs" for found in rehearsed):
         return _DIFFERS
     return _NOTHING_FITS if all(row.fits is False for row in rows) else 0
@@ -197,14 +200,17 @@ def table_rows(rows: Sequence[PlanRow]) -> list[tuple[str, ...]]:
 
 def notes_of(rows: Sequence[PlanRow]) -> list[str]:
     """Return lines below the table: reasons, what to change, and what is a forecast."""
-    notes = []
+    reasons: dict[str, list[str]] = {}
     for row in rows:
-        name = f"{row.topology} {row.strategy}"
         if row.fits is False:
             others = [each for each in rows if each.topology == row.topology]
-            notes.append(f"{name} does not fit: {advice(row, others)}.")
+            reason = f"too large: {advice(row, others)}."
         elif row.outcome.reason:
-            notes.append(f"{name}: {row.outcome.status}: {row.outcome.reason}")
+            reason = f"{row.outcome.status}: {row.outcome.reason}"
+        else:
+            continue
+        reasons.setdefault(reason, []).append(f"{row.topology} {row.strategy}")
+    notes = [f"{'; '.join(names)} {reason}" for reason, names in reasons.items()]
     if any(row.outcome.status == "forecast" for row in rows):
         notes.append(
             "Not compiled: a forecast from the traced step and the strategy's table. "

@@ -16,7 +16,7 @@ from replicator.engine.memory import MemoryNeed, state_bytes
 from replicator.engine.program_cost import ProgramCost, TracedWork, engineering
 from replicator.strategies.cost import Features
 from replicator.strategies.table import aligned
-from replicator.strategies.traffic import together, traffic_over
+from replicator.strategies.traffic import Traffic, together, traffic_over
 from replicator.strategies.variables import variables_of
 
 
@@ -68,8 +68,9 @@ class Inspection:
     def features(self) -> Features:
         """Return the work of one update on one device, for `strategies.predict`.
 
-        Where the step has replicas, its collectives are as they were traced, in their
-        own dtype; else those that the compiler made. What goes through memory are
+        Where the step has replicas, bytes of its collectives are as they were traced,
+        in their own dtype, and they are as many as the compiler, which joins some of
+        them, made; else all is as the compiler made it. What goes through memory are
         operands and results of products, the state, read and written once, and what
         arrives, written and read.
 
@@ -79,7 +80,7 @@ class Inspection:
         [('all-reduce', ('replica',))]
         """
         devices, calls = math.prod(self.mesh.values()), self.steps_per_call
-        traffic = self.work.traffic
+        traffic = self._joined(self.work.traffic)
         if not self.work.replicates:
             traffic = together(
                 traffic_over(
@@ -103,6 +104,22 @@ class Inspection:
                 )
                 for each in traffic
             ),
+        )
+
+    def _joined(self, traffic: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
+        """Return traced collectives, of each kind as many as the compiler made."""
+        traced, made = Counter(), Counter()
+        for one in traffic:
+            traced[one.kind] += one.count
+        for each in self.collectives:
+            made[each.kind] += each.count
+        share = {
+            kind: min(made[kind] / number, 1.0) if made[kind] else 1.0
+            for kind, number in traced.items()
+        }
+        return tuple(
+            replace(one, count=max(round(one.count * share[one.kind]), 1))
+            for one in traffic
         )
 
     def __str__(self) -> str:

@@ -35,7 +35,7 @@ def test_the_table_says_what_fits_by_how_much_and_marks_the_best():
 
 def test_notes_say_what_to_change():
     notes = notes_of([HUGE, row()])
-    assert any("zero1 does not fit: take fsdp, which fits" in note for note in notes)
+    assert any("zero1 too large: take fsdp, which fits" in note for note in notes)
 
 
 def test_notes_name_the_nearest_where_nothing_fits():
@@ -45,7 +45,7 @@ def test_notes_name_the_nearest_where_nothing_fits():
 def test_notes_say_what_is_a_forecast_and_why_something_was_refused():
     notes = notes_of([row(status="forecast"), row(status="refused", reason="odd.")])
     assert any("Not compiled: a forecast" in note for note in notes)
-    assert "v5e:4x4 fsdp: refused: odd." in notes
+    assert "v5e:4x4 fsdp refused: odd." in notes
 
 
 def test_the_picture_has_bars_of_each_row_that_came_to_something():

@@ -8,7 +8,11 @@ import pytest
 from jax import lax
 
 from replicator import PerReplica, Replicator, all_reduce, strategies
+from replicator.engine.inspection.collectives import Collective
+from replicator.engine.inspection.inspection import Inspection
+from replicator.engine.program_cost import TracedWork
 from replicator.errors import ArgumentError, BatchError
+from replicator.strategies.traffic import traffic_over
 
 CUT = {"whole_below_bytes": 0}
 ROWS = 16
@@ -205,6 +209,31 @@ def test_features_of_a_replicated_step_are_those_of_its_trace():
     assert sums.wire_bytes >= 2 * 4 * parameters * 7 // 8
     assert list(found.flops) == ["float32"]
     assert found.memory_bytes > 2 * 2 * 4 * parameters
+
+
+def test_sums_of_replicas_are_as_many_as_the_compiler_left():
+    traced = traffic_over("all-reduce", ["replica"], {"replica": 8}, 700, count=10)
+    joined = Collective(
+        kind="all-reduce",
+        count=4,
+        wire_bytes=700,
+        axes=("replica",),
+        devices=8,
+        arrays=("f32[100]",),
+        source="",
+        variable="",
+        op_name="",
+    )
+    found = Inspection(
+        strategy="data_parallel",
+        mesh={"replica": 8},
+        collectives=(joined,),
+        memory=None,
+        flops=0,
+        work=TracedWork(traffic=(traced,), replicates=True),
+    )
+    [sums] = found.features().traffic
+    assert (sums.count, sums.wire_bytes) == (4, 700)
 
 
 def test_features_of_a_partitioned_step_have_its_compiled_collectives(sharded):
