@@ -214,11 +214,12 @@ def problem(rep: replicator.Replicator, *, small: bool = False) -> tuple:
 
     Args:
       rep: Where it is to train.
-      small: Whether to shrink everything, for `--rehearse`: depth 18, 32 pixels, and
-        one image to a device.
+      small: Whether to shrink everything, for `--rehearse`: depth 18, 32 pixels, one
+        image to a device; and momentum, whose traces show gradients.
     """
     count = (1 if small else 64) * rep.mesh.size
-    config = Config(optimizer="lars", dtype="float32" if small else "bfloat16")
+    optimizer = "momentum" if small else "lars"
+    config = Config(optimizer=optimizer, dtype="float32" if small else "bfloat16")
     config = dataclasses.replace(config, **_PHOTOGRAPHS | {"global_batch": count})
     if small:
         config = dataclasses.replace(config, depth=18, width=32, resolution=32)

@@ -39,6 +39,7 @@ _NOT_HANDED_ON = {
     *("REPLICATOR_FAKE_DEVICES", VARIABLE),
 }
 _LAST_LINES = 3
+_FRAME = re.compile(r"\s+@ +0x|\*\*\* Check failure")  # of a compiler that aborts
 _LINGER_S = 10.0
 _FAKE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
@@ -180,4 +181,5 @@ def send(process: GuardedProcess, data: bytes) -> None:
 def _last_lines(messages: IO[bytes]) -> str:
     messages.seek(0)
     lines = messages.read().decode(errors="replace").splitlines()
-    return " | ".join([line for line in lines if line.strip()][-_LAST_LINES:])
+    said = [line for line in lines if line.strip() and not _FRAME.match(line)]
+    return " | ".join(said[-_LAST_LINES:])

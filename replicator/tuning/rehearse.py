@@ -23,6 +23,9 @@ from replicator.tuning.rehearsal import Rehearsal, nearest_mesh
 
 LIMIT_S = 600.0
 _PROGRAM = "replicator.tuning.rehearsal_process"
+# On a busy machine devices wait for each other longer than XLA's 40 s; the process has
+# a limit of its own.
+_PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=100000"
 # Each program runs a few times: machine code may be slow. What XLA makes of a program,
 # and how it cuts it, is the same.
 _FAST_COMPILER = (
@@ -70,7 +73,7 @@ def rehearse(order: RehearsalOrder, *, limit_s: float = LIMIT_S) -> Rehearsal:
     """
     began_s = time.monotonic()
     found = started_rehearsal(order)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {_FAST_COMPILER}".strip()
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {_FAST_COMPILER} {_PATIENT}".strip()
     answer = ask_child(_PROGRAM, order, limit_s=limit_s, XLA_FLAGS=flags)
     if not isinstance(answer, Ended):
         found = Rehearsal.from_json(answer)

@@ -9,7 +9,12 @@ import threading
 def main():
     order = pickle.load(sys.stdin.buffer)
     if order == "abort":
-        print("the compiler has given up", file=sys.stderr, flush=True)
+        print("the compiler has given up", file=sys.stderr)
+        print(
+            "    @     0x7f102d6c8c91  std::__invoke_impl<>()",
+            file=sys.stderr,
+            flush=True,
+        )
         os.abort()
     if order == "wait":
         threading.Event().wait()
