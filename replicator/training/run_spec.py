@@ -206,7 +206,13 @@ def make_run_spec(
         evaluating=evaluating,
         evaluation_of=functools.partial(evaluation_of, block=DEFAULT_BLOCK),
         events=events,
-        recovery=_recovery(options, first, events),
+        recovery=make_recovery(
+            first.shapes.user,
+            on_nonfinite=options.on_nonfinite,
+            spikes=options.spikes,
+            on_mismatch=options.on_mismatch,
+            journal=events,
+        ),
         replica_checks=replica_checks,
         hooks=hooks,
         phases=phases,
@@ -314,18 +320,6 @@ def _step(
         reports_norms=reports_norms,
         phases=phases,
         check=check,
-    )
-
-
-def _recovery(
-    options: RunOptions, first: FirstState, events: EventLog | None
-) -> Recovery:
-    return make_recovery(
-        first.shapes.user,
-        on_nonfinite=options.on_nonfinite,
-        spikes=options.spikes,
-        on_mismatch=options.on_mismatch,
-        journal=events,
     )
 
 
