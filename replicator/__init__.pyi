@@ -3,6 +3,7 @@
 from . import (
     checkpoint,
     compat,
+    controller,
     distributed,
     errors,
     exit_codes,
@@ -73,6 +74,7 @@ __all__ = [
     "broadcast",
     "checkpoint",
     "compat",
+    "controller",
     "distributed",
     "ema",
     "errors",
