@@ -19,6 +19,7 @@ os.environ.setdefault("NPROC", "16")
 
 import jax
 import numpy as np
+from absl import app, flags
 from jax.sharding import PartitionSpec as P
 
 from replicator import controller
@@ -33,10 +34,12 @@ MESHES = (
 )
 SHAPE = 8, 4
 PRODUCER_S = 0.3
+_MESHES = flags.DEFINE_integer("meshes", len(MESHES), "Number of the meshes to pair.")
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Run all moves, and print the counts."""
+    del argv
     started_s = time.monotonic()
     with controller.local(islands=2, devices=4) as pw:
         moves = _moves(pw)
@@ -49,12 +52,15 @@ def _moves(pw: controller.Controller) -> dict[str, int]:
     value = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
     targets = [
         (slice_, spec)
-        for mesh in MESHES
+        for mesh in MESHES[: _MESHES.value]
         for slice_ in [_slice(pw, mesh, "island1")]
         for spec in _specs(mesh)
     ]
+    with _CountedCopies() as counted:
+        np.asarray(jax.numpy.ones(SHAPE) + 1)
+    assert counted.count, "the counter does not see what JAX brings to the host"
     failures = copies = moves = 0
-    for mesh in MESHES:
+    for mesh in MESHES[: _MESHES.value]:
         source = _slice(pw, mesh, "island0")
         for spec in _specs(mesh):
             put = pw.put(value, source, spec)
@@ -140,4 +146,4 @@ def _call_ms(pw: controller.Controller) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)
