@@ -12,14 +12,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Computation
-from replicator.controller.layouts import Layout, misfit
+from replicator.controller.layouts import Layout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import Group
 from replicator.controller.tracing.trace import Functions, op_of
 from replicator.engine.analysis.evaluator import bind, evaluate
 from replicator.engine.analysis.source_lines import user_line
-from replicator.errors import ArgumentError
 
 
 def computation_of(
@@ -44,9 +43,6 @@ def computation_of(
       inputs: Layout of each value that it takes.
       outputs: Values that it must return.
       donated: Positions of inputs whose memory it may take.
-
-    Raises:
-      ArgumentError: An op's `out_specs` do not fit a result.
     """
     ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
     if group.step is not None:
@@ -127,11 +123,6 @@ def _chosen(
     spec = _spec(eqn.params["out_shardings"][eqn.outvars.index(var)])
     if spec is None:
         return None
-    if why := misfit(spec, slice_.axes, shape_of(var).shape):
-        raise ArgumentError(
-            f"`out_specs` of op `{op.label}` must fit {var.aval.str_short()}, got "
-            f"{spec}: {why} ({user_line(eqn)}). Change the spec, or the shape."
-        )
     return slice_.layout(spec)
 
 

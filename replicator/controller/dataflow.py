@@ -58,7 +58,7 @@ class Dataflow:
         if signature != self._signature:
             raise ArgumentError(
                 f"dataflow `{self.name}` must be called with the structure, shapes, "
-                f"dtypes and slices that it was traced for, got others: "
+                f"dtypes and slices that it was traced for, got "
                 f"{_difference(self._signature, signature)}. Call the function itself, "
                 "which is traced for each."
             )
@@ -141,4 +141,9 @@ def _difference(traced: Any, given: Any) -> str:
     position, (was, now) = next(
         (n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]
     )
-    return f"leaf {position} is {now}, where {was} was traced"
+    return f"{_text(now)} where leaf {position} was {_text(was)}"
+
+
+def _text(look: Any) -> str:
+    where = f" on {look.slice}" if look.slice else ""
+    return f"{look.dtype}{list(look.shape)}{where}"

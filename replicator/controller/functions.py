@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicator.base.types import PyTree
 from replicator.controller.future import Future
+from replicator.controller.layouts import misfit
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepTracer
 from replicator.controller.tracing.trace import OpFunction
@@ -54,7 +56,8 @@ class Function:
     ) -> None:
         self.slice = on
         self._runner = runner
-        self._label = _name_of(fn)
+        self._in_specs = in_specs
+        self.__name__ = self._label = name_of(fn)
         self._alone = runner.program(self)
         if isinstance(fn, CompiledStep):
             self._label = "step"
@@ -76,6 +79,7 @@ class Function:
                     f"`fn` must return arrays, got {results!r} from `{self._label}`. "
                     "Return what it computes."
                 )
+            self._check("out_specs", out_specs, results)
             return results
 
         run.__name__ = run.__qualname__ = name
@@ -105,6 +109,7 @@ class Function:
                     f"op `{self._label}` must be called with the dataflow's values, "
                     "got a future from outside. Pass it to the dataflow."
                 )
+            self._check("in_specs", self._in_specs, args)
             return self._traced(*args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise ArgumentError(
@@ -119,16 +124,35 @@ class Function:
         return f"<op {self._label} on {self.slice}>"
 
     def _shardings(self, specs: PyTree) -> PyTree:
-        def is_spec(node: Any) -> bool:
-            return node is None or isinstance(node, PartitionSpec)
-
         def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
             return None if spec is None else NamedSharding(self.slice.mesh, spec)
 
-        return jax.tree.map(sharding, specs, is_leaf=is_spec)
+        return jax.tree.map(sharding, specs, is_leaf=_is_spec)
+
+    def _check(self, name: str, specs: PyTree, tree: PyTree) -> None:
+        """Refuse arrays that their specs do not divide."""
+
+        def check(spec: PartitionSpec | None, arrays: PyTree) -> None:
+            if spec is None:
+                return
+            for leaf in jax.tree.leaves(arrays):
+                shape = jnp.shape(leaf)
+                if why := misfit(spec, self.slice.axes, shape):
+                    raise ArgumentError(
+                        f"`{name}` of op `{self._label}` must fit an array of shape "
+                        f"{list(shape)}, got {spec}: {why}. Change the spec, or the "
+                        "shape."
+                    )
+
+        jax.tree.map(check, specs, tree, is_leaf=_is_spec)
 
 
-def _name_of(fn: Callable[..., PyTree]) -> str:
+def _is_spec(node: Any) -> bool:
+    return node is None or isinstance(node, PartitionSpec)
+
+
+def name_of(fn: Callable[..., PyTree]) -> str:
+    """Return the name of a function, for people."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__name__", type(fn).__name__).strip("<>")

@@ -29,7 +29,7 @@ from replicator.controller.islands.protocol import (
     Receive,
     Send,
 )
-from replicator.controller.layouts import Layout, misfit, plan_move
+from replicator.controller.layouts import Layout, plan_move
 from replicator.controller.orders import Step, behind, with_drops
 from replicator.controller.slices import Slice
 from replicator.controller.tracing.groups import Group, Grouped, variables
@@ -208,8 +208,9 @@ class _Planner:
             home = self._grouped.homes.get(atom)
         if home is None:
             raise ArgumentError(
-                "a dataflow must return results of ops, got an argument or a constant "
-                "among them. Return it outside of the dataflow."
+                "`pw.program` must be given a function that returns results of ops, "
+                "got one that returns an argument or a constant. Return it outside of "
+                "the dataflow."
             )
         return self._held[atom][home.name][0]  # pyright: ignore[reportArgumentType]
 
@@ -251,11 +252,6 @@ class _Planner:
         slice_, at = group.slice, number - 0.5
         layout = None if spec is None else slice_.layout(spec)
         shape = shape_of(var).shape
-        if layout is not None and (why := misfit(layout.spec, slice_.axes, shape)):
-            raise ArgumentError(
-                f"`in_specs` of op `{group.names[0]}` must fit {var.aval.str_short()}, "
-                f"got {layout.spec}: {why}. Change the spec, or the shape."
-            )
         here = self._held.get(var, {}).get(slice_.name, [])
         if not here and var in self._host:
             return self._put(var, group, layout, at)
@@ -351,7 +347,8 @@ class _Planner:
                 later = next((each for each in uses if each is not eqn), eqn)
                 raise ArgumentError(
                     f"op `{op.label}` must donate what nothing else uses, got "
-                    f"{var.aval.str_short()} that is used again ({user_line(later)}). "
+                    f"{var.aval.str_short()} that is used again at "
+                    f"{user_line(later)}. "
                     "Leave it out of `donate`, or use what the op returns."
                 )
             return True

@@ -1,6 +1,5 @@
 """Functions as dataflows: what `pw.program` returns."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -9,7 +8,7 @@ from jax import core
 
 from replicator.base.types import PyTree
 from replicator.controller.dataflow import Dataflow
-from replicator.controller.functions import Function
+from replicator.controller.functions import Function, name_of
 from replicator.controller.layouts import Layout
 
 
@@ -51,7 +50,7 @@ class Program:
         self._fn = fn
         self._fuse = fuse
         self._dataflows: dict[Any, Dataflow | None] = {}
-        functools.update_wrapper(self, fn)
+        self.__name__ = name_of(fn)
 
     def __call__(self, *args: Any) -> PyTree:
         """Run it; return futures at once.
@@ -92,5 +91,4 @@ class Program:
         return found
 
     def _traced(self, args: Sequence[PyTree], signature: Any) -> Dataflow:
-        name = getattr(self._fn, "__name__", "") or repr(self._fn)
-        return self._tracer.traced(name, self._fn, signature, fuse=self._fuse)
+        return self._tracer.traced(self.__name__, self._fn, signature, fuse=self._fuse)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from replicator.base.out_of_memory import readable
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Island
 from replicator.controller.layouts import WHOLE, Layout
 from replicator.errors import ArgumentError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Slice:
     """Devices of one island, on which functions run; from `pw.slice`.
 
@@ -105,9 +106,10 @@ def place(
     for wanted, has in _wishes(asked, slices):
         fitting = [island for island in left if has(island)]
         if not fitting:
-            free = "; ".join(_described(island, slices) for island in left)
+            free = "; ".join(_described(island, asked, slices) for island in left)
             raise ArgumentError(
-                f"`pw.slice` must be given {wanted}, got none. There is: {free}."
+                f"`pw.slice` must ask for {wanted}, got {_text(asked)}. There is "
+                f"{free}."
             )
         left = fitting
     held = {each.name: _held(each, slices) for each in left}
@@ -128,20 +130,30 @@ def _wishes(
 ) -> list[tuple[str, Callable[[Island], bool]]]:
     n, kind, name = asked.count, asked.kind, asked.island
     return [
-        (f"the name of an island, {name!r}", lambda it: name in (None, it.name)),
+        ("an island by its name", lambda it: name in (None, it.name)),
         (
-            f"devices of a kind that is there, {kind!r}",
+            "devices of a kind that is there",
             lambda it: any(_is_kind(each.kind, kind) for each in it.devices),
         ),
         (
-            f"at most the devices of one island, {n}",
+            "at most the devices of one island",
             lambda it: sum(_is_kind(each.kind, kind) for each in it.devices) >= n,
         ),
         (
-            f"memory that is free, {asked.memory_bytes} bytes on each of {n} devices",
+            "memory that is free",
             lambda it: len(_fitting(it, asked, slices)) >= n,
         ),
     ]
+
+
+def _text(asked: Wish) -> str:
+    wishes = {
+        "": f"{asked.count} devices",
+        "kind": asked.kind and f"kind {asked.kind!r}",
+        "island": asked.island and f"island {asked.island!r}",
+        "memory": asked.memory_bytes and f"{readable(asked.memory_bytes)} of each",
+    }
+    return ", ".join(text for text in wishes.values() if text)
 
 
 def _is_kind(kind: str, wanted: str | None) -> bool:
@@ -173,8 +185,9 @@ def _fitting(island: Island, asked: Wish, slices: Sequence[Slice]) -> list[int]:
     ]
 
 
-def _described(island: Island, slices: Sequence[Slice]) -> str:
-    free = min(_free_bytes(island, slices))
+def _described(island: Island, asked: Wish, slices: Sequence[Slice]) -> str:
     kinds = ", ".join(sorted({each.kind for each in island.devices}))
-    count = len(island.devices)
-    return f"{island.name} with {count} devices of kind {kinds}, {free} bytes free"
+    what = f"{island.name} with {len(island.devices)} devices of kind {kinds}"
+    if not asked.memory_bytes:
+        return what
+    return f"{what}, {readable(min(_free_bytes(island, slices)))} free on each"

@@ -256,6 +256,14 @@ def test_a_donated_future_is_not_used_again(pw):
         first.result()
 
 
+def test_random_keys_go_from_slice_to_slice(pw):
+    split = pw.fn(lambda key: jax.random.split(key, 2), pw.slice(2))
+    draw = pw.fn(lambda keys: jax.random.uniform(keys[1]), pw.slice(1))
+    key = jax.random.key(3)
+    drawn = pw.program(lambda key: draw(split(key)))(key)
+    assert float(drawn) == float(jax.random.uniform(jax.random.split(key, 2)[1]))
+
+
 def test_results_that_are_equal_are_one_future(pw, ops):
     a, _, _ = ops
     given = a(ONES)

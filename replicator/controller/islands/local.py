@@ -150,7 +150,7 @@ class LocalIsland:
         elif isinstance(order, Send):
             self._send(order, key(order.input), key(order.output))
         elif isinstance(order, Receive):
-            self._values[key(order.output)] = self._receive(order, key(order.output))
+            self._receive(order, message.run)
         elif isinstance(order, Put):
             put = [message.values[order.output]]
             if order.layout is not None:
@@ -232,20 +232,30 @@ class LocalIsland:
             shards = [held[devices[number]] for number in order.sources]
         self._peers[order.target].deliver(sent, _Value(shards, value.done))
 
-    def _receive(self, order: Receive, key: Key) -> _Value:
+    def _receive(self, order: Receive, run: int) -> None:
+        key = run, order.output
         value = self._slot(key).result()
         with self._mail_lock:
             del self._mail[key]
-        if value.array is None:
-            return value
+        try:
+            array = None if value.array is None else self._moved(order, value.array)
+            self._values[key] = _Value(array, value.done)
+        except Exception as failure:  # a device has no room, say
+            error = self._failed("receive", "", failure)
+            done: Future[None] = Future()
+            done.set_exception(error)
+            self._values[key] = _Value(None, done)
+            self._report(run, (order.output,), error)
+
+    def _moved(self, order: Receive, shards: Sequence[jax.Array]) -> jax.Array:
+        """Return an array of shards that another island's devices hold."""
         devices = self._at(order.places)
         # To a `Device` of another client JAX copies by way of the host, and waits.
         places = [SingleDeviceSharding(device) for device in devices]
         # Without an alias: the op that takes it may be given its memory.
-        shards = jax.device_put(value.array, places, may_alias=False)
+        moved = jax.device_put(shards, places, may_alias=False)
         sharding = order.layout.sharding(devices)
-        array = jax.make_array_from_single_device_arrays(order.shape, sharding, shards)
-        return _Value(array, value.done)
+        return jax.make_array_from_single_device_arrays(order.shape, sharding, moved)
 
     def _slot(self, key: Key) -> Future[_Value]:
         with self._mail_lock:

@@ -153,8 +153,8 @@ def _home(
         f"values of {' and '.join(sorted(found))}" if found else "no value of a slice"
     )
     raise ArgumentError(
-        f"`{eqn.primitive.name}` must belong to a slice, got {what} "
-        f"({user_line(eqn)}). Do it inside of a function of `pw.fn`, or after "
+        f"`{eqn.primitive.name}` must belong to a slice, got {what} at "
+        f"{user_line(eqn)}. Do it inside of a function of `pw.fn`, or after "
         "`result()`."
     )
 

@@ -122,8 +122,8 @@ def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
             where = function.label if function else eqn.primitive.name
             raise ArgumentError(
                 f"op `{name}` must be called by the dataflow itself, got a call inside "
-                f"of `{where}` ({line}). Call it in a Python loop or function, or make "
-                f"`{where}` one op with all of it."
+                f"of `{where}` at {line}. Call it in a Python loop or function, or "
+                f"make `{where}` one op with all of it."
             )
     held = held_program(eqn)
     size = sum(getattr(const, "nbytes", 0) for const in held.consts) if held else 0
@@ -131,7 +131,7 @@ def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
         assert function is not None
         raise ArgumentError(
             f"op `{function.label}` must take large arrays as arguments, got "
-            f"{size >> 20} MiB that it closes over ({line}). Place them once with "
+            f"{size >> 20} MiB that it closes over, at {line}. Place them once with "
             "`pw.put(arrays, slice)`, and pass what that returns."
         )
 
