@@ -25,6 +25,9 @@ class _Run:
 class Runs:
     """All runs that are not done.
 
+    Args:
+      most: Number of them; who starts one more waits until another is done.
+
     >>> runs, pending = Runs(), {1: Pending()}
     >>> number = runs.start({0: frozenset({1})}, pending, {}, lambda number: None)
     >>> runs.report(number, [0], ValueError("no"))
@@ -32,7 +35,8 @@ class Runs:
     ValueError('no')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 64) -> None:
+        self._room = threading.Semaphore(most)
         self._lock = threading.Lock()
         self._runs: dict[int, _Run] = {}
         self._count = 0
@@ -46,6 +50,8 @@ class Runs:
     ) -> int:
         """Start a run, before another can; return its number.
 
+        It waits for no data, but where too many runs are not done.
+
         Args:
           behind: What depends on each value.
           pending: Its results, by number.
@@ -53,10 +59,18 @@ class Runs:
           submit: Sends its messages, given the number of the run.
         """
         run = _Run(behind, dict(pending))
+        if pending:
+            self._room.acquire()
         with self._lock:
             number, self._count = self._count, self._count + 1
-            submit(number)
-            self._runs[number] = run
+            try:
+                submit(number)
+            except BaseException:  # `pw` was closed
+                if pending:
+                    self._room.release()
+                raise
+            if pending:
+                self._runs[number] = run
             for value, given in inputs.items():
                 error = given.done.exception() if given.done.done() else None
                 if not given.done.done():
@@ -82,6 +96,7 @@ class Runs:
                     pending.done.set_result(None)
             if not run.pending:
                 del self._runs[number]
+                self._room.release()
 
 
 def _fail(run: _Run, values: Sequence[int], error: BaseException) -> None:

@@ -1,5 +1,7 @@
 """Runs: errors reach all results behind them at once, and no others."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from replicator.controller.future import Pending
@@ -39,6 +41,15 @@ def test_a_result_that_has_failed_fails_what_takes_it_later(runs):
     runs.report(first, [0], ERROR)
     _, taking = start(runs, {5: {6}}, [6], {5: pending[0]})
     assert taking[6].done.exception() is ERROR
+
+
+def test_one_run_too_many_waits_until_another_is_done():
+    runs = Runs(most=1)
+    first, _ = start(runs, {}, [0])
+    second = ThreadPoolExecutor(1).submit(start, runs, {}, [0])
+    assert not second.done()
+    runs.report(first, [0], None)
+    assert second.result(60)[0] == first + 1
 
 
 def test_the_first_error_stays(runs):

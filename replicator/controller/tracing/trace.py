@@ -15,7 +15,13 @@ from replicator.base.types import PyTree
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.engine.analysis.dataflow import sub_jaxprs
-from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
+from replicator.engine.analysis.evaluator import (
+    CALLS,
+    REMAT,
+    bind,
+    evaluate,
+    held_program,
+)
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 
@@ -119,7 +125,9 @@ def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
     for each in inner if function is not None else [eqn]:
         name = next(iter(_labels(each, functions)), None)
         if name is not None:
-            where = function.label if function else eqn.primitive.name
+            is_remat = eqn.primitive.name in REMAT
+            where = "checkpoint" if is_remat else eqn.primitive.name
+            where = function.label if function else where
             raise ArgumentError(
                 f"op `{name}` must be called by the dataflow itself, got a call inside "
                 f"of `{where}` at {line}. Call it in a Python loop or function, or "
