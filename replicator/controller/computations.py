@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Computation
-from replicator.controller.layouts import Layout
+from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import Group
@@ -28,7 +28,7 @@ def computation_of(
     whole: core.ClosedJaxpr,
     functions: Functions,
     constants: Mapping[core.Var, Any],
-    inputs: Mapping[core.Var, Layout | None],
+    inputs: Mapping[core.Var, SliceLayout | None],
     outputs: Sequence[core.Var],
     donated: tuple[int, ...],
 ) -> Computation:
@@ -40,7 +40,7 @@ def computation_of(
       whole: The traced function that they are of.
       functions: The functions that are ops.
       constants: Values that the traced function closes over.
-      inputs: Layout of each value that it takes.
+      inputs: SliceLayout of each value that it takes.
       outputs: Values that it must return.
       donated: Positions of inputs whose memory it may take.
     """
@@ -73,7 +73,7 @@ def computation_of(
 
 
 def reshard(
-    var: core.Var, slice_: Slice, source: Layout, target: Layout
+    var: core.Var, slice_: Slice, source: SliceLayout, target: SliceLayout
 ) -> Computation:
     """Return the computation that lays a value out anew on its slice."""
     return Computation(
@@ -114,7 +114,7 @@ def _chosen(
     eqns: Sequence[core.JaxprEqn],
     slice_: Slice,
     functions: Functions,
-) -> Layout | None:
+) -> SliceLayout | None:
     """Return the layout that an op's `out_specs` name for a value."""
     eqn = next(each for each in eqns if var in each.outvars)
     op = op_of(eqn, functions)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.controller.islands.protocol import Island, Key
-from replicator.controller.layouts import Layout
+from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError
 
@@ -52,7 +52,7 @@ class Future(_Operators):
         key: Key,
         pending: Pending,
         on: Slice,
-        layout: Layout,
+        layout: SliceLayout,
         aval: jax.ShapeDtypeStruct,
     ) -> None:
         self._island = island

@@ -24,7 +24,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class SliceLayout:
     """How an array lies on the devices of a slice.
 
     Attributes:
@@ -52,7 +52,7 @@ class Layout:
     def boxes(self, shape: Sequence[int]) -> list[Box]:
         """Return the part of an array of `shape` that each device holds.
 
-        >>> Layout(axes=(("x", 2),), spec=PartitionSpec("x")).boxes((4, 3))
+        >>> SliceLayout(axes=(("x", 2),), spec=PartitionSpec("x")).boxes((4, 3))
         [((0, 2), (0, 3)), ((2, 4), (0, 3))]
         """
         cuts = [_names(entry) for entry in self.spec]
@@ -68,11 +68,11 @@ class Layout:
         ]
 
 
-def layout_of(sharding: object, num_devices: int) -> Layout | None:
+def layout_of(sharding: object, num_devices: int) -> SliceLayout | None:
     """Return the layout of a sharding of JAX; None if it has no mesh."""
     if isinstance(sharding, NamedSharding):
-        return Layout(axes=tuple(sharding.mesh.shape.items()), spec=sharding.spec)
-    return Layout(axes=(("devices", 1),)) if num_devices == 1 else None
+        return SliceLayout(axes=tuple(sharding.mesh.shape.items()), spec=sharding.spec)
+    return SliceLayout(axes=(("devices", 1),)) if num_devices == 1 else None
 
 
 def misfit(spec: PartitionSpec, axes: Mapping[str, int], shape: Sequence[int]) -> str:
@@ -99,30 +99,32 @@ class MovePlan:
     """How an array gets from one slice to another.
 
     Attributes:
-      before: Layout on the source that it is resharded to first; None for as it is.
+      before: SliceLayout on the source that it is resharded to first; None for as it is.
       sources: For each device of the target, the number of the source's device whose
         shard it takes.
-      arrived: Layout in which it arrives on the target.
-      after: Layout that it is resharded to there; None for as it arrived.
+      arrived: SliceLayout in which it arrives on the target.
+      after: SliceLayout that it is resharded to there; None for as it arrived.
       size: Number of elements that move, over all devices.
     """
 
-    before: Layout | None
+    before: SliceLayout | None
     sources: tuple[int, ...]
-    arrived: Layout
-    after: Layout | None
+    arrived: SliceLayout
+    after: SliceLayout | None
     size: int
 
 
-def plan_move(shape: Sequence[int], source: Layout, target: Layout) -> MovePlan:
+def plan_move(
+    shape: Sequence[int], source: SliceLayout, target: SliceLayout
+) -> MovePlan:
     """Plan the move of an array from a slice to another.
 
     Args:
       shape: Of the whole array.
-      source: Layout on the slice where it is.
-      target: Layout on the slice where it is wanted.
+      source: SliceLayout on the slice where it is.
+      target: SliceLayout on the slice where it is wanted.
 
-    >>> one, two = (Layout(axes=(("x", n),)) for n in (1, 2))
+    >>> one, two = (SliceLayout(axes=(("x", n),)) for n in (1, 2))
     >>> plan_move((4,), two, one).sources
     (0,)
     """
@@ -132,12 +134,14 @@ def plan_move(shape: Sequence[int], source: Layout, target: Layout) -> MovePlan:
     )
 
 
-def _plans(shape: Sequence[int], source: Layout, target: Layout) -> Iterator[MovePlan]:
+def _plans(
+    shape: Sequence[int], source: SliceLayout, target: SliceLayout
+) -> Iterator[MovePlan]:
     # On the way an array lies as the target wants it, as the source has it, or whole.
     ways = [target]
     if target.num_devices % source.num_devices == 0:
         ways.append(_repeated(source, target.num_devices // source.num_devices))
-    ways.append(Layout(axes=target.axes))
+    ways.append(SliceLayout(axes=target.axes))
     for arrived in ways:
         for before in _befores(source, arrived):
             sources = _matched((before or source).boxes(shape), arrived.boxes(shape))
@@ -154,19 +158,19 @@ def _plans(shape: Sequence[int], source: Layout, target: Layout) -> Iterator[Mov
             break
 
 
-def _befores(source: Layout, arrived: Layout) -> Iterator[Layout | None]:
+def _befores(source: SliceLayout, arrived: SliceLayout) -> Iterator[SliceLayout | None]:
     yield None
     if source.num_devices % arrived.num_devices == 0:
         yield _repeated(arrived, source.num_devices // arrived.num_devices)
     if not any(arrived.spec):
-        yield Layout(axes=source.axes)
+        yield SliceLayout(axes=source.axes)
 
 
-def _repeated(layout: Layout, times: int) -> Layout:
+def _repeated(layout: SliceLayout, times: int) -> SliceLayout:
     """Return a layout on more devices, each box on `times` of them."""
     if times == 1:
         return layout
-    return Layout(axes=((_COPIES, times), *layout.axes), spec=layout.spec)
+    return SliceLayout(axes=((_COPIES, times), *layout.axes), spec=layout.spec)
 
 
 def _matched(held: Sequence[Box], wanted: Sequence[Box]) -> tuple[int, ...] | None:

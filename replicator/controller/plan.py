@@ -29,7 +29,7 @@ from replicator.controller.islands.protocol import (
     Receive,
     Send,
 )
-from replicator.controller.layouts import Layout, plan_move
+from replicator.controller.layouts import SliceLayout, plan_move
 from replicator.controller.orders import Step, behind, with_drops
 from replicator.controller.slices import Slice
 from replicator.controller.tracing.groups import Group, Grouped, variables
@@ -44,7 +44,7 @@ class Held:
 
     number: int
     slice: Slice
-    layout: Layout
+    layout: SliceLayout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,7 +73,7 @@ def plan(
     grouped: Grouped,
     functions: Functions,
     *,
-    inputs: Sequence[tuple[Slice, Layout] | None],
+    inputs: Sequence[tuple[Slice, SliceLayout] | None],
     islands: Mapping[str, Island],
 ) -> Plan:
     """Compile the computations of a dataflow, and plan its orders.
@@ -124,7 +124,7 @@ class _Planner:
         self._donated: set[int] = set()
 
     def add_input(
-        self, position: int, var: core.Var, at: tuple[Slice, Layout] | None
+        self, position: int, var: core.Var, at: tuple[Slice, SliceLayout] | None
     ) -> None:
         """Note where an input is."""
         if at is None:
@@ -266,7 +266,7 @@ class _Planner:
         return self._resharded(var, here[0], layout, at)
 
     def _put(
-        self, var: core.Var, group: Group, layout: Layout | None, at: float
+        self, var: core.Var, group: Group, layout: SliceLayout | None, at: float
     ) -> Held | int:
         slice_, number = group.slice, self._next()
         if layout is None and group.step is None:
@@ -282,7 +282,7 @@ class _Planner:
         return held
 
     def _moved(
-        self, var: core.Var, slice_: Slice, wanted: Layout | None, at: float
+        self, var: core.Var, slice_: Slice, wanted: SliceLayout | None, at: float
     ) -> Held:
         """Move a value from the slice where it was made."""
         home = self._grouped.homes[var]
@@ -318,7 +318,9 @@ class _Planner:
             return held
         return self._resharded(var, held, moves.after, at)
 
-    def _resharded(self, var: core.Var, held: Held, layout: Layout, at: float) -> Held:
+    def _resharded(
+        self, var: core.Var, held: Held, layout: SliceLayout, at: float
+    ) -> Held:
         slice_ = held.slice
         computation = reshard(var, slice_, held.layout, layout)
         self._islands[slice_.island].load(computation)
@@ -359,7 +361,7 @@ def _devices(slice_: Slice) -> str:
     return f"{slice_.island}:{','.join(map(str, slice_.places))}"
 
 
-def _text(layout: Layout) -> str:
+def _text(layout: SliceLayout) -> str:
     return f"{layout.spec} of {dict(layout.axes)}"
 
 

@@ -9,7 +9,7 @@ from jax import core
 from replicator.base.types import PyTree
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function, name_of
-from replicator.controller.layouts import Layout
+from replicator.controller.layouts import SliceLayout
 
 
 class Look(NamedTuple):
@@ -19,7 +19,7 @@ class Look(NamedTuple):
     dtype: Any
     is_weak: bool
     slice: str | None
-    layout: Layout | None
+    layout: SliceLayout | None
 
 
 class Tracer(Protocol):

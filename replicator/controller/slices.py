@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from replicator.base.out_of_memory import readable
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Island
-from replicator.controller.layouts import WHOLE, Layout
+from replicator.controller.layouts import WHOLE, SliceLayout
 from replicator.errors import ArgumentError
 
 
@@ -44,9 +44,9 @@ class Slice:
         names, sizes = tuple(self.axes), tuple(self.axes.values())
         return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
-    def layout(self, spec: PartitionSpec = WHOLE) -> Layout:
+    def layout(self, spec: PartitionSpec = WHOLE) -> SliceLayout:
         """Return a layout on its mesh."""
-        return Layout(axes=tuple(self.axes.items()), spec=spec)
+        return SliceLayout(axes=tuple(self.axes.items()), spec=spec)
 
     def __str__(self) -> str:
         return f"{self.name} ({len(self.places)} on {self.island})"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.controller.layouts import Layout
+from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.inspection.step_results import step_devices, step_results
@@ -24,13 +24,13 @@ class StepCall:
       step: The step.
       tree: Structure of its arguments.
       shapes: Of its results, in leaf order.
-      layouts: Layout of each result.
+      layouts: SliceLayout of each result.
     """
 
     step: CompiledStep
     tree: Any
     shapes: Sequence[jax.ShapeDtypeStruct]
-    layouts: Sequence[Layout]
+    layouts: Sequence[SliceLayout]
 
     def run(self, *leaves: Any) -> list[Any]:
         """Make an update; return what to wait for, and the leaves of the results."""
@@ -87,7 +87,7 @@ class StepTracer:
             found = step_results(self._step, state, batch, *key)
         results, results_tree = jax.tree.flatten(found.shapes)
         layouts = [
-            Layout(axes=tuple(each.mesh.shape.items()), spec=each.spec)
+            SliceLayout(axes=tuple(each.mesh.shape.items()), spec=each.spec)
             for each in found.shardings
         ]
         call = StepCall(step=self._step, tree=tree, shapes=results, layouts=layouts)

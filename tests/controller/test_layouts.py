@@ -6,14 +6,14 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from replicator.controller.layouts import Layout, misfit, plan_move
+from replicator.controller.layouts import SliceLayout, misfit, plan_move
 
 AXES = {"x": 2, "y": 2}
 SPECS = [P(), P("x"), P("y", "x"), P(None, "y"), P(("y", "x")), P(None, ("x", "y"))]
 
 
 def layout(spec=(), **axes):
-    return Layout(axes=tuple(axes.items()), spec=P(*spec))
+    return SliceLayout(axes=tuple(axes.items()), spec=P(*spec))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

@@ -39,7 +39,7 @@ from replicator.controller.islands.protocol import (
     Report,
     Send,
 )
-from replicator.controller.layouts import Layout, layout_of
+from replicator.controller.layouts import SliceLayout, layout_of
 from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import ArgumentError, OpFailedError
 
@@ -91,7 +91,7 @@ class LocalIsland:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def load(self, computation: Computation) -> Sequence[Layout]:
+    def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation; return the layouts of its outputs."""
         if computation.is_eager:
             self._compiled[computation] = computation.run
@@ -100,7 +100,7 @@ class LocalIsland:
         compiled = _compile(computation, devices, computation.outputs)
         found = [layout_of(each, len(devices)) for each in compiled.output_shardings]
         if None in found:  # a layout without a mesh, which nothing could be planned by
-            whole = Layout(axes=(("devices", len(devices)),))
+            whole = SliceLayout(axes=(("devices", len(devices)),))
             compiled = _compile(computation, devices, [each or whole for each in found])
             found = [each or whole for each in found]
         self._compiled[computation] = compiled
@@ -308,7 +308,7 @@ def _described(device: Device, num_devices: int) -> IslandDevice:
 def _compile(
     computation: Computation,
     devices: Sequence[Device],
-    outputs: Sequence[Layout | None],
+    outputs: Sequence[SliceLayout | None],
 ) -> jax.stages.Compiled:
     def run(*arrays: jax.Array) -> list[Any]:
         # The first result is nobody's, so it can be waited for: others may be donated.
@@ -322,7 +322,7 @@ def _compile(
         None if each is None else each.sharding(devices) for each in computation.inputs
     )
     if not inputs:
-        whole = Layout(axes=(("devices", len(devices)),)).sharding(devices)
+        whole = SliceLayout(axes=(("devices", len(devices)),)).sharding(devices)
         shardings = [each or whole for each in shardings]
     jitted = jax.jit(
         run,

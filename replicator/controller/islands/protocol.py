@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from replicator.base.types import Device, PyTree
-from replicator.controller.layouts import Layout
+from replicator.controller.layouts import SliceLayout
 
 Key = tuple[int, int]
 
@@ -47,8 +47,8 @@ class Computation:
         it is called as it is, with the arrays alone, and returns what to wait for and
         the arrays: the step that `rep.compile` returns.
       shapes: Shape and dtype of each input.
-      inputs: Layout of each input.
-      outputs: Layout of each output; None for what XLA chooses.
+      inputs: SliceLayout of each input.
+      outputs: SliceLayout of each output; None for what XLA chooses.
       donated: Positions of inputs whose memory it may take.
       is_eager: Whether `run` compiles by itself.
     """
@@ -58,8 +58,8 @@ class Computation:
     places: tuple[int, ...]
     run: Callable[..., Sequence[Any]]
     shapes: Sequence[jax.ShapeDtypeStruct]
-    inputs: Sequence[Layout | None]
-    outputs: Sequence[Layout | None]
+    inputs: Sequence[SliceLayout | None]
+    outputs: Sequence[SliceLayout | None]
     donated: tuple[int, ...] = ()
     is_eager: bool = False
 
@@ -70,7 +70,7 @@ class Put:
 
     output: int
     places: tuple[int, ...]
-    layout: Layout | None  # None: as it is, for a step that places it
+    layout: SliceLayout | None  # None: as it is, for a step that places it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ class Receive:
 
     output: int
     places: tuple[int, ...]
-    layout: Layout
+    layout: SliceLayout
     shape: tuple[int, ...]
 
 
@@ -150,7 +150,7 @@ class Island(Protocol):
     name: str
     devices: Sequence[IslandDevice]
 
-    def load(self, computation: Computation) -> Sequence[Layout]:
+    def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation; return the layouts of its outputs."""
         ...
 
