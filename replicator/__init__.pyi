@@ -3,6 +3,7 @@
 from . import (
     checkpoint,
     compat,
+    controller,
     distributed,
     errors,
     exit_codes,
@@ -75,6 +76,7 @@ __all__ = [
     "checkpoint",
     "choose",
     "compat",
+    "controller",
     "devices_of",
     "distributed",
     "ema",

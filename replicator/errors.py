@@ -33,6 +33,7 @@
     ├── LaunchError (RuntimeError)          a program cannot be started
     ├── NodeFailedError (RuntimeError)      a node of a running program failed
     ├── RunTimeoutError (TimeoutError)      a program did not end in time
+    ├── OpFailedError (RuntimeError)        an op of a dataflow failed
     ├── CollectivesError (AssertionError)   a step sends other things than expected
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
@@ -221,6 +222,12 @@ class NodeFailedError(ReplicatorError, RuntimeError):
     def __init__(self, message: str, *, node: str = "") -> None:
         super().__init__(message)
         self.node = node
+
+
+class OpFailedError(ReplicatorError, RuntimeError):
+    """An op of a dataflow failed: `op`, on `island`, called in the user's `line`."""
+
+    op = island = line = ""
 
 
 class RunTimeoutError(ReplicatorError, TimeoutError):

@@ -25,7 +25,7 @@ FLOORS = [
     "distributed monitoring",
     "inputs checkpoint hooks",
     "engine nnx",
-    "tuning",
+    "tuning controller",
     "training",
     "options replicator launchpad_bridge testing",
     "cli compat",
@@ -41,6 +41,8 @@ LARGEST_FOLDER = 14
 LARGEST_FILE = {
     "replicator/replicator.py": 678,
     "replicator/training/session.py": 467,
+    # All errors in one tree, which grows by a class of each part.
+    "replicator/errors.py": 420,
 }
 # Within a floor: these may not know each other's business.
 FORBIDDEN = [
@@ -50,6 +52,8 @@ FORBIDDEN = [
     ("replicator.engine", "replicator.distributed"),
     ("replicator.engine", "replicator.monitoring"),
     ("replicator.engine", "replicator.nnx"),
+    ("replicator.controller", "replicator.training"),
+    ("replicator.training", "replicator.controller"),
     ("replicator.nnx", "replicator.distributed"),
     ("replicator.nnx", "replicator.monitoring"),
     ("replicator.rpc.client", "replicator.rpc.server"),

@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 import replicator
 import replicator.launchpad_bridge as lp
 from benchmarks.runs.faulty_buckets import ENVIRONMENT, FaultyProxy
-from replicator import strategies, testing
+from replicator import controller, strategies, testing
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.buckets.bucket import Bucket
@@ -110,6 +110,7 @@ PLACES = {
     "writers": "Hooks and writers",
     "monitoring": "Records",
     "checkpoint": "Checkpoints",
+    "controller": "Dataflows over islands",
     "distributed": "Several processes",
     "launchpad_bridge": "Programs of nodes",
     "rpc": "Calls between processes",
@@ -793,6 +794,45 @@ def searched(memory_bytes=None, is_over=False, **fields):
 
 def too_much(asked, seconds, limit_s):
     raise too_many(asked, seconds, limit_s)
+
+
+def islands():
+    return controller.local(islands=1, devices=2)
+
+
+def an_op(f=lambda x: x * 2, *specs, **options):
+    pw = islands()
+    return pw.fn(f, pw.slice(2), *specs, **options)
+
+
+def dataflow(flow, **options):
+    """Call a dataflow of one op, which it is given."""
+    pw = islands()
+    op = pw.fn(lambda x: x * 2, pw.slice(2), **options)
+    return pw.program(lambda x: flow(op, x))(np.ones(2, np.float32))
+
+
+def closing_over_101_mib():
+    large = np.zeros(101 << 20, np.int8)
+    pw = islands()
+    op = pw.fn(lambda x: x + jnp.asarray(large)[0], pw.slice(2))
+
+    def flow(x):
+        return op(x)
+
+    return pw.program(flow)(np.ones(2, np.int8))
+
+
+def traced_for_another_shape():
+    pw = islands()
+    op = pw.fn(lambda x: x * 2, pw.slice(2))
+    return pw.program(op).dataflow(np.ones(2))(np.ones(3))
+
+
+def called_when_closed():
+    with islands() as pw:
+        op = pw.fn(lambda x: x * 2, pw.slice(2))
+    return op(np.ones(2))
 
 
 FSDP = strategies.fsdp(whole_below_bytes=0)
@@ -3031,6 +3071,114 @@ ROWS = [
         ArgumentError,
         "`accumulate` must be 1 for an optimizer that is wrapped under a strategy that "
         "partitions, got 2. Accumulate with `rep.compile(step_fn, accumulate=2)`.",
+    ),
+    Row(
+        "A slice larger than any island",
+        lambda: islands().slice(3),
+        ArgumentError,
+        "`pw.slice` must ask for at most the devices of one island, got 3 devices. "
+        "There is island0 with 2 devices of kind cpu.",
+    ),
+    Row(
+        "A slice of a kind of device that is not there",
+        lambda: islands().slice(1, kind="TPU v4"),
+        ArgumentError,
+        "`pw.slice` must ask for devices of a kind that is there, got 1 devices, kind "
+        "'TPU v4'. There is island0 with 2 devices of kind cpu.",
+    ),
+    Row(
+        "Axes of another number of devices",
+        lambda: islands().slice(2, axes={"x": 2, "y": 2}),
+        ArgumentError,
+        "`axes` must have 2 devices in all, got {'x': 2, 'y': 2}. Pass 4 for `n`.",
+    ),
+    Row(
+        "A slice of another `pw`",
+        lambda: islands().fn(jnp.sin, islands().slice(1)),
+        ArgumentError,
+        "`slice` must be a slice of this `pw`, got slice0 (1 on island0). Make one by "
+        "`pw.slice(n)`.",
+    ),
+    Row(
+        "A future of another `pw`",
+        lambda: an_op()(an_op()(np.ones(2))),
+        ArgumentError,
+        "a future must be of the same `pw`, got one of another, on slice0 (2 on "
+        "island0). Pass its `result()`.",
+    ),
+    Row(
+        "A function of a slice that returns nothing",
+        lambda: an_op(lambda x: None)(np.ones(2)),
+        ArgumentError,
+        "`fn` must return arrays, got None from `lambda`. Return what it computes.",
+    ),
+    Row(
+        "Specs that do not divide",
+        lambda: an_op(jnp.sin, P("devices"))(np.ones(3)),
+        ArgumentError,
+        "`in_specs` of op `sin` must fit an array of shape [3], got P('devices',): "
+        "dimension 0 of size 3 does not divide by 2. Change the spec, or the shape.",
+    ),
+    Row(
+        "A function of a slice that closes over large arrays",
+        closing_over_101_mib,
+        ArgumentError,
+        "op `lambda` must take large arrays as arguments, got 101 MiB that it closes "
+        "over, at train.py:12 in flow. Place them once with `pw.put(arrays, slice)`, "
+        "and pass what that returns.",
+    ),
+    Row(
+        "An op that donates what is used later",
+        lambda: dataflow(lambda op, x: op(x) + op(x), donate=(0,)),
+        ArgumentError,
+        "op `lambda` must donate what nothing else uses, got float32[2] that is used "
+        "again at train.py:12 in <lambda>. Leave it out of `donate`, or use what the "
+        "op returns.",
+    ),
+    Row(
+        "An op that is hidden in a loop of JAX",
+        lambda: dataflow(lambda op, x: lax.fori_loop(0, 2, lambda _, y: op(y), x)),
+        ArgumentError,
+        "op `lambda` must be called by the dataflow itself, got a call inside of "
+        "`scan` at train.py:12 in <lambda>. Call it in a Python loop or function, or "
+        "make `scan` one op with all of it.",
+    ),
+    Row(
+        "An operation of a dataflow that belongs to no slice",
+        lambda: dataflow(lambda op, x: (op(x), x + 1)),
+        ArgumentError,
+        "`add` must belong to a slice, got no value of a slice at train.py:12 in "
+        "<lambda>. Do it inside of a function of `pw.fn`, or after `result()`.",
+    ),
+    Row(
+        "A dataflow that returns its argument",
+        lambda: dataflow(lambda op, x: (op(x), x)),
+        ArgumentError,
+        "`pw.program` must be given a function that returns results of ops, got one "
+        "that returns an argument or a constant. Return it outside of the dataflow.",
+    ),
+    Row(
+        "A dataflow that is called with other shapes than it was traced for",
+        traced_for_another_shape,
+        ArgumentError,
+        "dataflow `lambda` must be called with the structure, shapes, dtypes and "
+        "slices that it was traced for, got float32[3] where leaf 0 was float32[2]. "
+        "Call the function itself, which is traced for each.",
+    ),
+    Row(
+        "An op under `jax.grad` outside of a dataflow",
+        lambda: jax.grad(an_op())(1.0),
+        ArgumentError,
+        "op `lambda` must be called by a dataflow, got a call that JAX traces outside "
+        "of one. Decorate the function that calls `jax.grad`, `jax.vmap` or the like "
+        "by `pw.program`.",
+    ),
+    Row(
+        "A call after `pw` was closed",
+        called_when_closed,
+        ArgumentError,
+        "`pw` must be open, got one that was closed. Call it inside of its `with` "
+        "statement.",
     ),
 ]
 

@@ -27,7 +27,7 @@ MODULES = (
     "replicator",
     *(f"replicator.{name}" for name in ("options", "hooks", "writers", "checkpoint")),
     *(f"replicator.{name}" for name in ("strategies", "nnx", "distributed")),
-    *("replicator.testing", "replicator.testing.faults"),
+    *("replicator.controller", "replicator.testing", "replicator.testing.faults"),
     *(_BRIDGE, f"{_BRIDGE}.acting", f"{_BRIDGE}.context", "replicator.rpc"),
     *("replicator.compat", "replicator.compat.jax", "replicator.compat.jax_utils"),
     *("replicator.errors", "replicator.exit_codes"),

@@ -4,69 +4,12 @@
 cannot run is refused by `graph_check`.
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from replicator.launchpad_bridge.handles import NoHandle
 from replicator.launchpad_bridge.nodes.node import Node
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class GraphEdge:
-    """A handle among the arguments of a node.
-
-    Attributes:
-      source: The worker that holds it, and calls.
-      target: The worker that it calls.
-      argument: Path of the handle: "args[0]", "kwargs['learner']".
-    """
-
-    source: str
-    target: str
-    argument: str
-
-    def __str__(self) -> str:
-        return f"{self.source} -> {self.target}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Vertex:
-    """A worker, as it is shown.
-
-    Attributes:
-      name: "label", or "label/index" where the group has several, or processes.
-      label: Label of its group.
-      kind: Type of its node: "CourierNode".
-      text: Function or class that it runs: "Learner".
-    """
-
-    name: str
-    label: str
-    kind: str
-    text: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Graph:
-    """A program as workers and the handles between them.
-
-    Attributes:
-      program: Its name.
-      vertices: Its workers, in the order they were added; a group's stand together.
-      edges: The handles between them.
-    """
-
-    program: str
-    vertices: Sequence[Vertex]
-    edges: Sequence[GraphEdge]
-
-    def groups(self) -> dict[str, list[Vertex]]:
-        """Return the workers by label."""
-        groups: dict[str, list[Vertex]] = {}
-        for vertex in self.vertices:
-            groups.setdefault(vertex.label, []).append(vertex)
-        return groups
+from replicator.monitoring.drawing.graph import Graph, GraphEdge, Vertex
 
 
 class _Program(Protocol):

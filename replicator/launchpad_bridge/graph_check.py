@@ -13,7 +13,6 @@ from typing import Any
 
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.graph import (
-    GraphEdge,
     graph_of,
     with_inner,
     worker_names,
@@ -25,6 +24,7 @@ from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
 )
 from replicator.launchpad_bridge.program import Program
+from replicator.monitoring.drawing.graph import GraphEdge
 
 _LABEL = re.compile(r"\w[\w .:+=@,()-]{0,99}")
 

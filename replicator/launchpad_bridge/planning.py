@@ -11,7 +11,6 @@ from typing import Any
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.addresses.promises import Address, RpcAddress
 from replicator.launchpad_bridge.graph import (
-    GraphEdge,
     vertex_of,
     with_inner,
     worker_names,
@@ -27,6 +26,7 @@ from replicator.launchpad_bridge.program import Program
 from replicator.launchpad_bridge.protocols import Executable, Plan, Resources, Restart
 from replicator.launchpad_bridge.running.node_run import NodeRun, Target
 from replicator.launchpad_bridge.running.python_process import resources_of
+from replicator.monitoring.drawing.graph import GraphEdge
 from replicator.rpc.codec.message_limits import MessageLimits
 
 DESCRIPTION = "program.json"

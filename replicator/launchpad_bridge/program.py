@@ -20,9 +20,9 @@ from typing import Any
 from replicator.errors import ProgramError
 from replicator.launchpad_bridge.graph import graph_of
 from replicator.launchpad_bridge.protocols import Resources, Restart
-from replicator.launchpad_bridge.view.drawing.layout import lay_out
-from replicator.launchpad_bridge.view.drawing.mermaid import mermaid_of
-from replicator.launchpad_bridge.view.drawing.svg import svg_of
+from replicator.monitoring.drawing.layout import lay_out
+from replicator.monitoring.drawing.mermaid import mermaid_of
+from replicator.monitoring.drawing.svg import svg_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

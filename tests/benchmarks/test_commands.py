@@ -69,6 +69,8 @@ TINY = {
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
     ],
+    "controller_reshard": ["--meshes=2"],
+    "controller_overlap": ["--rounds=1", "--sleep_s=0.01"],
     "accelerator": ["--tiny", "--only=checkpoint"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
@@ -128,6 +130,8 @@ EXACT = {
     "hosts": {"failures": 0, "cases": 1},
     "variable_service": {},
     "learner_faults": {"failures": 0, "rounds": 5},
+    "controller_reshard": {"failures": 0, "host_copies": 0, "moves": 36},
+    "controller_overlap": {},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "choose": {"pruned_best": 0, "flips": 1},

@@ -1,1 +1,1 @@
-"""Look at a program: drawings, and the state of a run for terminal and browser."""
+"""Look at a program: the state of a run for terminal and browser."""

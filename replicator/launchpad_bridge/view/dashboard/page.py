@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
-from replicator.launchpad_bridge.view.drawing.layout import Drawing
-from replicator.launchpad_bridge.view.drawing.svg import svg_of
 from replicator.launchpad_bridge.view.watching.columns import (
     COLUMNS,
     about,
@@ -19,6 +17,8 @@ from replicator.launchpad_bridge.view.watching.samples import (
     ProgramSample,
     WorkerSample,
 )
+from replicator.monitoring.drawing.layout import Drawing
+from replicator.monitoring.drawing.svg import svg_of
 
 _FOLDER = "replicator.launchpad_bridge.view.dashboard"
 NOTE_LINES = 2

@@ -25,10 +25,10 @@ from typing import Any
 
 from replicator.base.host.standard_streams import lossy
 from replicator.launchpad_bridge.view.dashboard import access, page
-from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from replicator.launchpad_bridge.view.watching.found_runs import LINK, describe_run
 from replicator.launchpad_bridge.view.watching.samples import ProgramSample
 from replicator.launchpad_bridge.view.watching.watcher import Watcher
+from replicator.monitoring.drawing.layout import lay_out
 from replicator.rpc.security.private_files import create_private
 from replicator.rpc.security.secret import Secret
 

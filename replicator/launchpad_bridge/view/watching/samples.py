@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replicator.launchpad_bridge.graph import Graph, GraphEdge, Vertex
 from replicator.launchpad_bridge.view.watching.journal import RunNote, WorkerNote
+from replicator.monitoring.drawing.graph import Graph, GraphEdge, Vertex
 from replicator.rpc.call_statistics import MethodStatistics, ServerStatistics
 
 NOT_STARTED = WorkerNote(phase="starting", restarts=0, since_s=0.0)

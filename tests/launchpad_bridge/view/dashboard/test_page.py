@@ -3,9 +3,9 @@ from html.parser import HTMLParser
 
 from replicator.launchpad_bridge.graph import graph_of
 from replicator.launchpad_bridge.view.dashboard.page import asset, event_of, page_of
-from replicator.launchpad_bridge.view.drawing.layout import lay_out
 from replicator.launchpad_bridge.view.watching.samples import EdgeSample, ProgramSample
-from tests.launchpad_bridge.view.drawing.programs_to_draw import (
+from replicator.monitoring.drawing.layout import lay_out
+from tests.monitoring.drawing.programs_to_draw import (
     HOSTILE,
     hostile,
     training,

@@ -3,7 +3,6 @@ import json
 
 import pytest
 
-from replicator.launchpad_bridge.graph import Graph, GraphEdge, Vertex
 from replicator.launchpad_bridge.view.watching.journal import RunNote, WorkerNote
 from replicator.launchpad_bridge.view.watching.samples import (
     Counts,
@@ -11,6 +10,7 @@ from replicator.launchpad_bridge.view.watching.samples import (
     edges_of,
     workers_of,
 )
+from replicator.monitoring.drawing.graph import Graph, GraphEdge, Vertex
 from replicator.rpc.call_statistics import (
     CallerStatistics,
     MethodStatistics,

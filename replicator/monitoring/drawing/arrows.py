@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from replicator.launchpad_bridge.graph import Graph, GraphEdge
+from replicator.monitoring.drawing.graph import Graph, GraphEdge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

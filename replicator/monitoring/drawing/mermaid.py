@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from replicator.launchpad_bridge.graph import Graph, Vertex
-from replicator.launchpad_bridge.view.drawing.arrows import End, arrows_of
+from replicator.monitoring.drawing.arrows import End, arrows_of
+from replicator.monitoring.drawing.graph import Graph, Vertex
 
 
 def mermaid_of(graph: Graph) -> str:

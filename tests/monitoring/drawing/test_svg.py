@@ -3,7 +3,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tests.launchpad_bridge.view.drawing.programs_to_draw import (
+from tests.monitoring.drawing.programs_to_draw import (
     HOSTILE,
     SHAPES,
     hostile,

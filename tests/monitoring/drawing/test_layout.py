@@ -6,10 +6,11 @@ from time import process_time
 import numpy as np
 import pytest
 
-from replicator.launchpad_bridge.graph import Graph, GraphEdge, Vertex, graph_of
-from replicator.launchpad_bridge.view.drawing.boxes import Box
-from replicator.launchpad_bridge.view.drawing.layout import lay_out
-from tests.launchpad_bridge.view.drawing.programs_to_draw import (
+from replicator.launchpad_bridge.graph import graph_of
+from replicator.monitoring.drawing.boxes import Box
+from replicator.monitoring.drawing.graph import Graph, GraphEdge, Vertex
+from replicator.monitoring.drawing.layout import lay_out
+from tests.monitoring.drawing.programs_to_draw import (
     SHAPES,
     forty,
     rows,

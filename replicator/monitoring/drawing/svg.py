@@ -8,10 +8,10 @@ and `data-arrow`.
 from collections.abc import Iterator
 from html import escape
 
-from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End
-from replicator.launchpad_bridge.view.drawing.boxes import Box, shown
-from replicator.launchpad_bridge.view.drawing.curves import ArrowLine
-from replicator.launchpad_bridge.view.drawing.layout import (
+from replicator.monitoring.drawing.arrows import Arrow, End
+from replicator.monitoring.drawing.boxes import Box, shown
+from replicator.monitoring.drawing.curves import ArrowLine
+from replicator.monitoring.drawing.layout import (
     Drawing,
     DrawnGroup,
     DrawnWorker,
@@ -29,13 +29,17 @@ def svg_of(drawing: Drawing) -> str:
 
 
 def _lines(drawing: Drawing) -> Iterator[str]:
-    width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
+    graph, width, height = (
+        drawing.graph,
+        f"{drawing.width:.0f}",
+        f"{drawing.height:.0f}",
+    )
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{_FONT}" '
         'font-size="12">'
     )
-    yield f"<title>{_text(f'The program {drawing.graph.program}')}</title>"
+    yield f"<title>{_text(f'The {graph.kind} {graph.program}')}</title>"
     yield (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="0" refY="4" markerWidth="8" '
         'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">'
@@ -45,8 +49,8 @@ def _lines(drawing: Drawing) -> Iterator[str]:
     for group in drawing.groups:
         yield from _group(group)
     for number, (arrow, curve) in enumerate(drawing.arrows):
-        yield from _arrow(number, arrow, curve)
-    called = {edge.target for edge in drawing.graph.edges}
+        yield from _arrow(number, arrow, curve, graph.edges_are)
+    called = {edge.target for edge in graph.edges}
     for worker in drawing.workers:
         fill = _SERVES if worker.vertex.name in called else _RUNS
         yield from _worker(worker, fill, drawing.note_lines)
@@ -63,9 +67,11 @@ def _group(group: DrawnGroup) -> Iterator[str]:
     yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{_FAINT}">{title}</text></g>'
 
 
-def _arrow(number: int, arrow: Arrow, curve: ArrowLine) -> Iterator[str]:
-    handles = len(arrow.edges)
-    count = arrow.edges[0].argument if handles == 1 else f"{handles} handles"
+def _arrow(
+    number: int, arrow: Arrow, curve: ArrowLine, edges_are: str
+) -> Iterator[str]:
+    edges = len(arrow.edges)
+    count = arrow.edges[0].argument if edges == 1 else f"{edges} {edges_are}"
     title = f"{_end(arrow.source)} → {_end(arrow.target)}: {count}"
     x, y = curve.caption
     yield f'<g class="arrow" data-arrow="{number}"><title>{_text(title)}</title>'

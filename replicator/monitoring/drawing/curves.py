@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End
-from replicator.launchpad_bridge.view.drawing.boxes import Box
-from replicator.launchpad_bridge.view.drawing.layers import Point
+from replicator.monitoring.drawing.arrows import Arrow, End
+from replicator.monitoring.drawing.boxes import Box
+from replicator.monitoring.drawing.layers import Point
 
 _HEAD = 7.0
 _LOOP = 24.0

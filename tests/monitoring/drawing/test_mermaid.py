@@ -1,7 +1,7 @@
 import re
 
 import replicator.launchpad_bridge as lp
-from tests.launchpad_bridge.view.drawing.programs_to_draw import hostile, training
+from tests.monitoring.drawing.programs_to_draw import hostile, training
 
 
 def test_groups_are_subgraphs_and_handles_are_arrows():

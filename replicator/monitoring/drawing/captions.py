@@ -9,9 +9,9 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from replicator.launchpad_bridge.view.drawing.boxes import Box
-from replicator.launchpad_bridge.view.drawing.curves import ArrowLine
-from replicator.launchpad_bridge.view.drawing.layers import Point
+from replicator.monitoring.drawing.boxes import Box
+from replicator.monitoring.drawing.curves import ArrowLine
+from replicator.monitoring.drawing.layers import Point
 
 _WIDTH, _HEIGHT = 100.0, 13.0
 _DESCENT = 3.0

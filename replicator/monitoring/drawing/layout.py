@@ -8,12 +8,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from replicator.launchpad_bridge.graph import Graph, Vertex
-from replicator.launchpad_bridge.view.drawing.arrows import Arrow, End, arrows_of
-from replicator.launchpad_bridge.view.drawing.boxes import Box, shown, width_of
-from replicator.launchpad_bridge.view.drawing.captions import with_captions
-from replicator.launchpad_bridge.view.drawing.curves import ArrowLine, curves_of
-from replicator.launchpad_bridge.view.drawing.layers import Point, place
+from replicator.monitoring.drawing.arrows import Arrow, End, arrows_of
+from replicator.monitoring.drawing.boxes import Box, shown, width_of
+from replicator.monitoring.drawing.captions import with_captions
+from replicator.monitoring.drawing.curves import ArrowLine, curves_of
+from replicator.monitoring.drawing.graph import Graph, Vertex
+from replicator.monitoring.drawing.layers import Point, place
 
 _PADDING = 12.0
 _TITLE = 22.0

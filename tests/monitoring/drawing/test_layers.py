@@ -1,6 +1,6 @@
 import itertools
 
-from replicator.launchpad_bridge.view.drawing.layers import place
+from replicator.monitoring.drawing.layers import place
 
 SIZE = (10.0, 10.0)
 

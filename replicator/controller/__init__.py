@@ -1,0 +1,18 @@
+"""One program over islands of devices: functions on slices, traced into dataflows."""
+
+from replicator.controller.controller import Controller, local
+from replicator.controller.dataflow import Dataflow
+from replicator.controller.functions import Function
+from replicator.controller.future import Future
+from replicator.controller.program import Program
+from replicator.controller.slices import Slice
+
+__all__ = [
+    "Controller",
+    "Dataflow",
+    "Function",
+    "Future",
+    "Program",
+    "Slice",
+    "local",
+]

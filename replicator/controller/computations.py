@@ -1,0 +1,187 @@
+"""Make computations of equations, each with the specs of its ops on its slice."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicator.base.types import Device
+from replicator.controller.islands.protocol import Computation
+from replicator.controller.layouts import SliceLayout
+from replicator.controller.slices import Slice
+from replicator.controller.step_calls import StepCall
+from replicator.controller.tracing.groups import Group
+from replicator.controller.tracing.trace import Functions, op_of
+from replicator.engine.analysis.evaluator import bind, evaluate
+from replicator.engine.analysis.source_lines import user_line
+
+
+def computation_of(
+    group: Group,
+    eqns: Sequence[core.JaxprEqn],
+    *,
+    whole: core.ClosedJaxpr,
+    functions: Functions,
+    constants: Mapping[core.Var, Any],
+    inputs: Mapping[core.Var, SliceLayout | None],
+    outputs: Sequence[core.Var],
+    donated: tuple[int, ...],
+) -> Computation:
+    """Return the computation of a group.
+
+    Args:
+      group: The group.
+      eqns: Its equations.
+      whole: The traced function that they are of.
+      functions: The functions that are ops.
+      constants: Values that the traced function closes over.
+      inputs: SliceLayout of each value that it takes.
+      outputs: Values that it must return.
+      donated: Positions of inputs whose memory it may take.
+    """
+    ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
+    if group.step is not None:
+        run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)
+        at = [eqns[0].outvars.index(var) for var in outputs]
+        layouts = [group.step.layouts[number] for number in at]
+    else:
+        part = whole.jaxpr.replace(
+            constvars=list(constants),
+            invars=list(inputs),
+            outvars=list(outputs),
+            eqns=list(eqns),
+        )
+        closed = core.ClosedJaxpr(part, tuple(constants.values()))
+        run = functools.partial(_run, closed, group.slice.axes, functions)
+        layouts = [_chosen(var, eqns, group.slice, functions) for var in outputs]
+    return Computation(
+        name=" + ".join(group.names),
+        line=user_line((ops or eqns)[0]),
+        places=group.slice.places,
+        run=run,
+        shapes=list(map(shape_of, inputs)),
+        inputs=list(inputs.values()),
+        outputs=layouts,
+        donated=donated,
+        is_eager=group.step is not None,
+    )
+
+
+def reshard(
+    var: core.Var, slice_: Slice, source: SliceLayout, target: SliceLayout
+) -> Computation:
+    """Return the computation that lays a value out anew on its slice."""
+    return Computation(
+        name="reshard",
+        line="",
+        places=slice_.places,
+        run=lambda devices, array: [array],
+        shapes=[shape_of(var)],
+        inputs=[source],
+        outputs=[target],
+    )
+
+
+def asked_specs(
+    eqns: Sequence[core.JaxprEqn], functions: Functions
+) -> dict[core.Var, PartitionSpec]:
+    """Return the specs in which ops want values: for each that of the first op."""
+    asked: dict[core.Var, PartitionSpec] = {}
+    for eqn in eqns:
+        if op_of(eqn, functions) is not None:
+            for atom, sharding in zip(
+                eqn.invars, eqn.params["in_shardings"], strict=True
+            ):
+                spec = _spec(sharding)
+                if spec is not None and not isinstance(atom, core.Literal):
+                    asked.setdefault(atom, spec)
+    return asked
+
+
+def shape_of(var: core.Var) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a value."""
+    aval: Any = var.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _chosen(
+    var: core.Var,
+    eqns: Sequence[core.JaxprEqn],
+    slice_: Slice,
+    functions: Functions,
+) -> SliceLayout | None:
+    """Return the layout that an op's `out_specs` name for a value."""
+    eqn = next(each for each in eqns if var in each.outvars)
+    op = op_of(eqn, functions)
+    if op is None:
+        return None
+    spec = _spec(eqn.params["out_shardings"][eqn.outvars.index(var)])
+    if spec is None:
+        return None
+    return slice_.layout(spec)
+
+
+def _run(
+    closed: core.ClosedJaxpr,
+    axes: Mapping[str, int],
+    functions: Functions,
+    devices: Sequence[Device],
+    *arrays: jax.Array,
+) -> list[Any]:
+    """Evaluate a computation; its ops' specs are constraints on its own mesh."""
+    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
+    mesh = Mesh(grid, tuple(axes))
+
+    def cut(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+        return [
+            jax.lax.with_sharding_constraint(value, NamedSharding(mesh, sharding.spec))
+            if isinstance(sharding, NamedSharding)
+            else value
+            for value, sharding in zip(values, shardings, strict=True)
+        ]
+
+    def apply(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
+        if op_of(eqn, functions) is None:
+            return bind(eqn, operands)
+        inner = eqn.params["jaxpr"]
+        inner = core.ClosedJaxpr(inner.jaxpr, tuple(map(of_host, inner.consts)))
+        operands = cut(operands, eqn.params["in_shardings"])
+        outs = core.jaxpr_as_fun(inner)(*operands)
+        return cut(outs, eqn.params["out_shardings"])
+
+    return evaluate(closed, arrays, apply, constant=lambda value: value)
+
+
+def _run_step(
+    eqn: core.JaxprEqn,
+    invars: Sequence[core.Var],
+    outvars: Sequence[core.Var],
+    call: StepCall,
+    *arrays: jax.Array,
+) -> list[Any]:
+    values = dict(zip(invars, arrays, strict=True))
+    waited, *results = call.run(
+        *(x.val if isinstance(x, core.Literal) else values[x] for x in eqn.invars)
+    )
+    made = dict(zip(eqn.outvars, results, strict=True))
+    return [waited, *(made[var] for var in outvars)]
+
+
+def of_host(constant: Any) -> Any:
+    """Return a constant that no device of another client holds."""
+    is_key = jnp.issubdtype(getattr(constant, "dtype", np.float32), jax.dtypes.extended)
+    is_array = isinstance(constant, jax.Array)
+    return np.asarray(constant) if is_array and not is_key else constant
+
+
+def _spec(sharding: object) -> PartitionSpec | None:
+    """Return the spec of an equation's sharding; free dimensions are whole."""
+    if not isinstance(sharding, NamedSharding):
+        return None
+    free = PartitionSpec.UNCONSTRAINED
+    return PartitionSpec(*(None if each is free else each for each in sharding.spec))

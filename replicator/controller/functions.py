@@ -1,0 +1,158 @@
+"""Functions bound to a slice: what `pw.fn` returns."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicator.base.types import PyTree
+from replicator.controller.future import Future
+from replicator.controller.layouts import misfit
+from replicator.controller.slices import Slice
+from replicator.controller.step_calls import StepTracer
+from replicator.controller.tracing.trace import OpFunction
+from replicator.engine.compiled_step import CompiledStep
+from replicator.errors import ArgumentError
+
+
+class Runner(Protocol):
+    """What a function needs of its controller."""
+
+    def is_tracing(self) -> bool:
+        """Return whether a dataflow is being traced in this thread."""
+        ...
+
+    def register(self, function: OpFunction) -> str:
+        """Return the name by which equations name a function."""
+        ...
+
+    def program(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """Return a function as a dataflow."""
+        ...
+
+
+class Function:
+    """A function that runs on a slice; each call in a dataflow is an op.
+
+    A call outside of one is a dataflow of one op, and returns futures at once.
+
+    Attributes:
+      slice: Where it runs.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        fn: Callable[..., PyTree],
+        on: Slice,
+        *,
+        in_specs: PyTree = None,
+        out_specs: PyTree = None,
+        donate: Sequence[int] = (),
+    ) -> None:
+        self.slice = on
+        self._runner = runner
+        self._in_specs = in_specs
+        self.__name__ = self._label = name_of(fn)
+        self._alone = runner.program(self)
+        if isinstance(fn, CompiledStep):
+            self._label = "step"
+            self._traced = StepTracer(
+                fn,
+                on,
+                lambda call: runner.register(
+                    OpFunction(label=self._label, slice=on, step=call)
+                ),
+            )
+            return
+        name = runner.register(OpFunction(label=self._label, slice=on))
+
+        @functools.wraps(fn)
+        def run(*args: Any) -> PyTree:
+            results = fn(*args)
+            if not jax.tree.leaves(results):
+                raise ArgumentError(
+                    f"`fn` must return arrays, got {results!r} from `{self._label}`. "
+                    "Return what it computes."
+                )
+            self._check("out_specs", out_specs, results)
+            return results
+
+        run.__name__ = run.__qualname__ = name
+        given = {"in_shardings": in_specs, "out_shardings": out_specs}
+        self._traced: Callable[..., PyTree] = jax.jit(
+            run,
+            donate_argnums=tuple(donate),
+            **{key: self._shardings(specs) for key, specs in given.items() if specs},
+        )
+
+    def __call__(self, *args: Any) -> PyTree:
+        """Run it on its slice.
+
+        Args:
+          *args: Trees of arrays, or of futures.
+
+        Returns:
+          What the function returns; futures, outside of a dataflow.
+
+        Raises:
+          ArgumentError: JAX traces the call, and no `pw.program` does.
+        """
+        leaves = jax.tree.leaves(args)
+        if self._runner.is_tracing():
+            if any(isinstance(leaf, Future) for leaf in leaves):
+                raise ArgumentError(
+                    f"op `{self._label}` must be called with the dataflow's values, "
+                    "got a future from outside. Pass it to the dataflow."
+                )
+            self._check("in_specs", self._in_specs, args)
+            return self._traced(*args)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            raise ArgumentError(
+                f"op `{self._label}` must be called by a dataflow, got a call that JAX "
+                "traces outside of one. Decorate the function that calls `jax.grad`, "
+                "`jax.vmap` or the like by `pw.program`."
+            )
+        return self._alone(*args)
+
+    def __repr__(self) -> str:
+        """Return its name and slice."""
+        return f"<op {self._label} on {self.slice}>"
+
+    def _shardings(self, specs: PyTree) -> PyTree:
+        def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
+            return None if spec is None else NamedSharding(self.slice.mesh, spec)
+
+        return jax.tree.map(sharding, specs, is_leaf=_is_spec)
+
+    def _check(self, name: str, specs: PyTree, tree: PyTree) -> None:
+        """Refuse arrays that their specs do not divide."""
+
+        def check(spec: PartitionSpec | None, arrays: PyTree) -> None:
+            if spec is None:
+                return
+            for leaf in jax.tree.leaves(arrays):
+                shape = jnp.shape(leaf)
+                if why := misfit(spec, self.slice.axes, shape):
+                    raise ArgumentError(
+                        f"`{name}` of op `{self._label}` must fit an array of shape "
+                        f"{list(shape)}, got {spec}: {why}. Change the spec, or the "
+                        "shape."
+                    )
+
+        jax.tree.map(check, specs, tree, is_leaf=_is_spec)
+
+
+def _is_spec(node: Any) -> bool:
+    return node is None or isinstance(node, PartitionSpec)
+
+
+def name_of(fn: Callable[..., PyTree]) -> str:
+    """Return the name of a function, for people."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__).strip("<>")

@@ -1,0 +1,151 @@
+"""Futures: results of dataflows, which wait when they are read."""
+
+import concurrent.futures
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicator.controller.islands.protocol import Island, Key
+from replicator.controller.layouts import SliceLayout
+from replicator.controller.slices import Slice
+from replicator.errors import ArgumentError
+
+# The operators of an array, each by `__array_ufunc__`; typed as their base is not.
+_Operators: type = object if TYPE_CHECKING else np.lib.mixins.NDArrayOperatorsMixin
+
+
+class Pending:
+    """Result of a run that is not computed yet; it outlives the future that reads it.
+
+    Attributes:
+      done: Ends when it is computed, or with the error of the op that failed.
+      takers: Runs that take it, with its number there; `Runs` guards it.
+    """
+
+    def __init__(self) -> None:
+        self.done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.takers: list[tuple[Any, int]] = []
+
+
+class Future(_Operators):
+    """An array that a dataflow computes, on a slice; printing or converting it waits.
+
+    It is a leaf of a tree, and may be passed to other functions and dataflows of the
+    same `pw` at once. Its memory is freed when nothing refers to it any more.
+
+    Attributes:
+      slice: Slice that holds it.
+      shape: Its shape.
+      dtype: Its dtype.
+    """
+
+    # NumPy asks: its own arrays leave operations with it to it.
+    __array_priority__ = 1000
+
+    def __init__(
+        self,
+        *,
+        island: Island,
+        key: Key,
+        pending: Pending,
+        on: Slice,
+        layout: SliceLayout,
+        aval: jax.ShapeDtypeStruct,
+    ) -> None:
+        self._island = island
+        self._key = key
+        self._pending = pending
+        self._layout = layout
+        self._donated_to = ""
+        self.slice = on
+        self.shape: tuple[int, ...] = aval.shape
+        self.dtype = aval.dtype
+
+    def __del__(self) -> None:
+        """Free its memory, after the ops that take it."""
+        self._island.drop(self._key)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def done(self) -> bool:
+        """Return whether it is computed, or never will be."""
+        return self._pending.done.done()
+
+    def result(self, timeout_s: float | None = None) -> jax.Array:
+        """Wait for it, and return it as an array on the devices of its slice.
+
+        Args:
+          timeout_s: Seconds to wait at the most.
+
+        Raises:
+          OpFailedError: An op that it depends on failed.
+          TimeoutError: It was not computed in time.
+          ArgumentError: An op took its memory.
+        """
+        self._check()
+        error = self._pending.done.exception(timeout_s)
+        if error is not None:
+            raise error.with_traceback(None)
+        return self._island.read(self._key)
+
+    def _check(self) -> None:
+        if self._donated_to:
+            raise ArgumentError(
+                f"a future must not be used after it was donated, got one that "
+                f"`{self._donated_to}` took. Use what that returned, or leave it out "
+                "of `donate`."
+            )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Wait, and return it as an array of NumPy."""
+        return np.asarray(self.result(), dtype=dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        """Wait, and return it as an array of JAX."""
+        return self.result()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any):
+        """Wait, and do an operation of arrays: `future + 1`."""
+        if method != "__call__" or kwargs:
+            return NotImplemented
+        values = [x.result() if isinstance(x, Future) else x for x in inputs]
+        return getattr(jnp, ufunc.__name__)(*values)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        """Wait, and return a part."""
+        return self.result()[index]
+
+    def __len__(self) -> int:
+        """Return the size of its first dimension."""
+        return self.shape[0]
+
+    def __float__(self) -> float:
+        """Wait, and convert it."""
+        return float(self.result())
+
+    def __int__(self) -> int:
+        """Wait, and convert it."""
+        return int(self.result())
+
+    def __bool__(self) -> bool:
+        """Wait, and convert it."""
+        return bool(self.result())
+
+    def __str__(self) -> str:
+        """Wait, and return its text."""
+        return str(self.result())
+
+    def __repr__(self) -> str:
+        """Wait, and return its text."""
+        return repr(self.result())

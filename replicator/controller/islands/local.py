@@ -1,0 +1,345 @@
+"""Islands in this process: a PJRT client each on CPU, sub-meshes of one elsewhere.
+
+Threads of an island: one dispatches, in the order of its inbox; a few wait, each for an
+order that was dispatched. Callers put messages into the inbox, under the controller's
+lock; the garbage collector puts keys to forget, in any thread, so the inbox is a
+`SimpleQueue`, which takes no lock that a thread could hold when it is collected. Only
+the dispatching thread changes `_values`. It waits for the shards of other islands and
+for room; what it waits for was submitted before, on all islands, so no circle can form.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from replicator.base.mesh import jax_devices
+from replicator.base.types import Device
+from replicator.controller.islands import cpu_clients
+from replicator.controller.islands.protocol import (
+    Call,
+    Computation,
+    Drop,
+    Island,
+    IslandDevice,
+    Key,
+    Message,
+    Order,
+    Put,
+    Receive,
+    Report,
+    Send,
+)
+from replicator.controller.layouts import SliceLayout, layout_of
+from replicator.engine.run_ahead import MOST_ON_CPU
+from replicator.errors import ArgumentError, OpFailedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Value:
+    """An array, or the shards of one, that was dispatched.
+
+    Attributes:
+      array: None if nothing was.
+      done: Ends when it is computed, with the error of the op that failed.
+    """
+
+    array: Any
+    done: Future[None]
+
+
+class LocalIsland:
+    """Island of this process, with its dispatching thread.
+
+    Args:
+      name: Its name.
+      devices: Its devices.
+      report: Called when a value is computed, or cannot be.
+      peers: All islands, by name; complete before the first message.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[IslandDevice],
+        *,
+        report: Report,
+        peers: Mapping[str, Island],
+    ) -> None:
+        self.name = name
+        self.devices = devices
+        self._report = report
+        self._peers = peers
+        self._compiled: weakref.WeakKeyDictionary[Computation, Callable[..., Any]]
+        self._compiled = weakref.WeakKeyDictionary()
+        self._inbox: queue.SimpleQueue[Message | Key | None] = queue.SimpleQueue()
+        self._number = 0
+        self._values: dict[Key, _Value] = {}
+        self._mail: dict[Key, Future[_Value]] = {}
+        self._mail_lock = threading.Lock()
+        self._room = threading.Semaphore(MOST_ON_CPU)
+        self._waiting = ThreadPoolExecutor(MOST_ON_CPU, f"{name}-wait")
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def load(self, computation: Computation) -> Sequence[SliceLayout]:
+        """Compile a computation; return the layouts of its outputs."""
+        if computation.is_eager:
+            self._compiled[computation] = computation.run
+            return [layout for layout in computation.outputs if layout is not None]
+        devices = self._at(computation.places)
+        compiled = _compile(computation, devices, computation.outputs)
+        found = [layout_of(each, len(devices)) for each in compiled.output_shardings]
+        if None in found:  # a layout without a mesh, which nothing could be planned by
+            whole = SliceLayout(axes=(("devices", len(devices)),))
+            compiled = _compile(computation, devices, [each or whole for each in found])
+            found = [each or whole for each in found]
+        self._compiled[computation] = compiled
+        return [layout for layout in found[1:] if layout is not None]
+
+    def submit(self, message: Message) -> None:
+        """Take the message with the next number, and return at once."""
+        self._inbox.put(message)
+
+    def deliver(self, key: Key, shards: _Value) -> None:
+        """Take shards that another island sends."""
+        self._slot(key).set_result(shards)
+
+    def read(self, key: Key) -> jax.Array:
+        """Return a value that was reported."""
+        return self._values[key].array
+
+    def drop(self, key: Key) -> None:
+        """Forget a value after all messages so far; may be called in any thread."""
+        self._inbox.put(key)
+
+    def close(self) -> None:
+        """End after the messages so far."""
+        self._inbox.put(None)
+        self._thread.join()
+        self._waiting.shutdown()
+
+    def _work(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            if isinstance(item, Message):
+                assert item.number == self._number, "a message is missing"
+                self._number += 1
+                for order in item.orders:
+                    self._execute(order, item)
+            else:
+                self._values.pop(item, None)
+            # What it holds would live until the next message.
+            del item
+
+    def _execute(self, order: Order, message: Message) -> None:
+        def key(value: int) -> Key:
+            return message.inputs.get(value, (message.run, value))
+
+        if isinstance(order, Drop):
+            for value in order.values:
+                self._values.pop(key(value), None)
+        elif isinstance(order, Send):
+            self._send(order, key(order.input), key(order.output))
+        elif isinstance(order, Receive):
+            self._receive(order, message.run)
+        elif isinstance(order, Put):
+            put = [message.values[order.output]]
+            if order.layout is not None:
+                sharding = order.layout.sharding(self._at(order.places))
+                put = [*put, sharding]
+            name, outputs = "put", (order.output,)
+            self._start(message.run, outputs, [], lambda: _put(*put), name=name)
+        else:
+            self._call(order, message.run, [key(value) for value in order.inputs])
+
+    def _call(self, order: Call, run: int, inputs: Sequence[Key]) -> None:
+        values = [self._values[key] for key in inputs]
+        computation = order.computation
+        self._start(
+            run,
+            order.outputs,
+            [value.done for value in values],
+            lambda: self._compiled[computation](*(value.array for value in values)),
+            name=computation.name,
+            line=computation.line,
+        )
+
+    def _start(
+        self,
+        run: int,
+        outputs: Sequence[int],
+        inputs: Sequence[Future[None]],
+        dispatch: Callable[[], Sequence[Any]],
+        *,
+        name: str,
+        line: str = "",
+    ) -> None:
+        """Dispatch; another thread waits for the results and reports them."""
+        done: Future[None] = Future()
+        token, arrays = [], [None] * len(outputs)
+        error = _first_error(inputs)
+        self._room.acquire()
+        if error is None:
+            try:
+                token, *arrays = dispatch()
+            except Exception as failure:
+                error = _first_error(inputs) or self._failed(name, line, failure)
+        for value, array in zip(outputs, arrays, strict=True):
+            self._values[run, value] = _Value(array, done)
+
+        def wait() -> None:
+            found = error
+            try:
+                jax.block_until_ready(token)
+            except Exception as failure:
+                # An op runs when its inputs are computed: it failed by itself, or one
+                # of them did, and the first that failed is to be named.
+                concurrent.futures.wait(inputs, return_when=FIRST_EXCEPTION)
+                found = _first_error(inputs) or self._failed(name, line, failure)
+            self._room.release()
+            if found is None:
+                done.set_result(None)
+            else:
+                done.set_exception(found)
+            self._report(run, outputs, found)
+
+        self._waiting.submit(wait)
+
+    def _failed(self, name: str, line: str, failure: Exception) -> OpFailedError:
+        # What a callback raised stands last in the text of XLA's error.
+        text = (str(failure).strip() or type(failure).__name__).splitlines()[-1]
+        where = f" ({line})" if line else ""
+        error = OpFailedError(f"op `{name}` on {self.name} failed{where}: {text}")
+        error.op, error.island, error.line = name, self.name, line
+        error.__cause__ = failure
+        return error
+
+    def _send(self, order: Send, key: Key, sent: Key) -> None:
+        value = self._values[key]
+        shards = None
+        if value.array is not None:
+            held = {each.device: each.data for each in value.array.addressable_shards}
+            devices = self._at(order.places)
+            shards = [held[devices[number]] for number in order.sources]
+        self._peers[order.target].deliver(sent, _Value(shards, value.done))
+
+    def _receive(self, order: Receive, run: int) -> None:
+        key = run, order.output
+        value = self._slot(key).result()
+        with self._mail_lock:
+            del self._mail[key]
+        try:
+            array = None if value.array is None else self._moved(order, value.array)
+            self._values[key] = _Value(array, value.done)
+        except Exception as failure:  # a device has no room, say
+            error = self._failed("receive", "", failure)
+            done: Future[None] = Future()
+            done.set_exception(error)
+            self._values[key] = _Value(None, done)
+            self._report(run, (order.output,), error)
+
+    def _moved(self, order: Receive, shards: Sequence[jax.Array]) -> jax.Array:
+        """Return an array of shards that another island's devices hold."""
+        devices = self._at(order.places)
+        # To a `Device` of another client JAX copies by way of the host, and waits.
+        places = [SingleDeviceSharding(device) for device in devices]
+        # Without an alias: the op that takes it may be given its memory.
+        moved = jax.device_put(shards, places, may_alias=False)
+        sharding = order.layout.sharding(devices)
+        return jax.make_array_from_single_device_arrays(order.shape, sharding, moved)
+
+    def _slot(self, key: Key) -> Future[_Value]:
+        with self._mail_lock:
+            return self._mail.setdefault(key, Future())
+
+    def _at(self, places: Sequence[int]) -> list[Device]:
+        return [self.devices[at].device for at in places]
+
+
+def local_islands(
+    islands: int, devices: int | None, report: Report
+) -> dict[str, LocalIsland]:
+    """Make islands in this process.
+
+    Args:
+      islands: Number of islands.
+      devices: Number of devices of each; as many as there are by default.
+      report: Called when a value is computed, or cannot be.
+
+    Raises:
+      ArgumentError: There are not that many devices.
+    """
+    found = jax_devices()
+    each = devices or max(1, len(found) // islands)
+    if found[0].platform == "cpu":
+        groups = [cpu_clients.cpu_client_devices(n, each) for n in range(islands)]
+    elif islands * each <= len(found):
+        groups = [found[n * each : (n + 1) * each] for n in range(islands)]
+    else:
+        raise ArgumentError(
+            f"`islands` times `devices` must be at most the {len(found)} devices that "
+            f"JAX sees, got {islands} times {each}. Ask for fewer."
+        )
+    made: dict[str, LocalIsland] = {}
+    for number, group in enumerate(groups):
+        about = [_described(device, islands * each) for device in group]
+        name = f"island{number}"
+        made[name] = LocalIsland(name, about, report=report, peers=made)
+    return made
+
+
+def _described(device: Device, num_devices: int) -> IslandDevice:
+    stats = device.memory_stats() or {}
+    # Those of CPU share the memory of the host.
+    share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices
+    limit = stats.get("bytes_limit") or share
+    return IslandDevice(kind=device.device_kind, memory_bytes=limit, device=device)
+
+
+def _compile(
+    computation: Computation,
+    devices: Sequence[Device],
+    outputs: Sequence[SliceLayout | None],
+) -> jax.stages.Compiled:
+    def run(*arrays: jax.Array) -> list[Any]:
+        # The first result is nobody's, so it can be waited for: others may be donated.
+        return [jnp.zeros((), bool), *computation.run(devices, *arrays)]
+
+    run.__name__ = computation.name
+    shardings = [None if each is None else each.sharding(devices) for each in outputs]
+    if len(shardings) == len(computation.outputs):
+        shardings = [None, *shardings]
+    inputs = tuple(
+        None if each is None else each.sharding(devices) for each in computation.inputs
+    )
+    if not inputs:
+        whole = SliceLayout(axes=(("devices", len(devices)),)).sharding(devices)
+        shardings = [each or whole for each in shardings]
+    jitted = jax.jit(
+        run,
+        in_shardings=inputs,
+        out_shardings=shardings,
+        donate_argnums=computation.donated,
+    )
+    with jax.default_device(devices[0]):
+        return jitted.lower(*computation.shapes).compile()
+
+
+def _put(value: Any, sharding: jax.sharding.Sharding | None = None) -> list[Any]:
+    placed = value if sharding is None else jax.device_put(value, sharding)
+    return [[], placed]
+
+
+def _first_error(inputs: Sequence[Future[None]]) -> BaseException | None:
+    """Return the error of an input that has failed."""
+    ended = (each.exception() for each in inputs if each.done())
+    return next((error for error in ended if error is not None), None)

@@ -1,0 +1,175 @@
+"""What the controller asks of an island, and the messages between them: plain data.
+
+The controller sends each island one message per run of a dataflow, under one sequence
+of numbers per island. The island executes its messages strictly by number, and in each
+message the orders from first to last, on one thread. It reports each order that has
+results when these are computed, or why they are not.
+
+Values are named by keys: the number of the run and of the value in its dataflow.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from replicator.base.types import Device, PyTree
+from replicator.controller.layouts import SliceLayout
+
+Key = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class IslandDevice:
+    """A device, as the controller needs to know it.
+
+    Attributes:
+      kind: Its kind, as JAX names it.
+      memory_bytes: Its memory.
+      device: The device of JAX.
+    """
+
+    kind: str
+    memory_bytes: int
+    device: Device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Computation:
+    """A function of arrays that an island compiles once, for a slice.
+
+    Attributes:
+      name: Its ops, for errors and profiles: "forward + backward".
+      line: The user's line that called it.
+      places: Numbers of the devices on the island.
+      run: Takes the devices and arrays, returns arrays, and is traced. With `is_eager`
+        it is called as it is, with the arrays alone, and returns what to wait for and
+        the arrays: the step that `rep.compile` returns.
+      shapes: Shape and dtype of each input.
+      inputs: SliceLayout of each input.
+      outputs: SliceLayout of each output; None for what XLA chooses.
+      donated: Positions of inputs whose memory it may take.
+      is_eager: Whether `run` compiles by itself.
+    """
+
+    name: str
+    line: str
+    places: tuple[int, ...]
+    run: Callable[..., Sequence[Any]]
+    shapes: Sequence[jax.ShapeDtypeStruct]
+    inputs: Sequence[SliceLayout | None]
+    outputs: Sequence[SliceLayout | None]
+    donated: tuple[int, ...] = ()
+    is_eager: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Put:
+    """Place a value of the host: value number `output`, in a layout."""
+
+    output: int
+    places: tuple[int, ...]
+    layout: SliceLayout | None  # None: as it is, for a step that places it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """Run a computation on values, by number."""
+
+    computation: Computation
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Send:
+    """Hand shards of a value to an island, for a value there of number `output`.
+
+    Attributes:
+      input: The value.
+      output: Number of the value there.
+      places: Numbers of the devices of the value's slice.
+      target: Name of the island.
+      sources: For each device there, which of the slice's devices has its shard.
+    """
+
+    input: int
+    output: int
+    places: tuple[int, ...]
+    target: str
+    sources: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Receive:
+    """Take the shards that were sent, one for each device of a slice."""
+
+    output: int
+    places: tuple[int, ...]
+    layout: SliceLayout
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Drop:
+    """Forget values that nothing uses after this."""
+
+    values: tuple[int, ...]
+
+
+Order = Put | Call | Send | Receive | Drop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """What an island does for one run of a dataflow.
+
+    Attributes:
+      number: Its place in the island's sequence.
+      run: Number of the run.
+      orders: What to do, in this order.
+      inputs: Keys of values of earlier runs, by their number in this dataflow.
+      values: Arrays of the host to put, likewise.
+    """
+
+    number: int
+    run: int
+    orders: Sequence[Order]
+    inputs: Mapping[int, Key]
+    values: Mapping[int, PyTree]
+
+
+Report = Callable[[int, Sequence[int], BaseException | None], None]
+"""Called with run, values and error when they are computed, or cannot be."""
+
+
+class Island(Protocol):
+    """A JAX runtime that executes messages; its makers are the other files here."""
+
+    name: str
+    devices: Sequence[IslandDevice]
+
+    def load(self, computation: Computation) -> Sequence[SliceLayout]:
+        """Compile a computation; return the layouts of its outputs."""
+        ...
+
+    def submit(self, message: Message) -> None:
+        """Take the message with the next number, and return at once."""
+        ...
+
+    def deliver(self, key: Key, shards: Any) -> None:
+        """Take shards that another island sends."""
+        ...
+
+    def read(self, key: Key) -> jax.Array:
+        """Return a value that was reported."""
+        ...
+
+    def drop(self, key: Key) -> None:
+        """Forget a value after all messages so far; may be called in any thread."""
+        ...
+
+    def close(self) -> None:
+        """End after the messages so far."""
+        ...

@@ -1,0 +1,375 @@
+"""Plan a dataflow: computations, and moves between slices, as orders for each island.
+
+A value is made in one layout on one slice. Where another slice takes it, its shards are
+sent as soon as it is dispatched, and received just before they are taken. Orders have
+positions: all islands execute them in this order, so none waits for what comes later.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+from jax.sharding import PartitionSpec
+
+from replicator.controller.computations import (
+    asked_specs,
+    computation_of,
+    of_host,
+    reshard,
+    shape_of,
+)
+from replicator.controller.islands.protocol import (
+    Call,
+    Island,
+    Order,
+    Put,
+    Receive,
+    Send,
+)
+from replicator.controller.layouts import SliceLayout, plan_move
+from replicator.controller.orders import Step, behind, with_drops
+from replicator.controller.slices import Slice
+from replicator.controller.tracing.groups import Group, Grouped, variables
+from replicator.controller.tracing.trace import Functions, OpFunction, op_of
+from replicator.engine.analysis.source_lines import user_line
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """Where a value is: its number in the dataflow, its slice and layout."""
+
+    number: int
+    slice: Slice
+    layout: SliceLayout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """What islands do for a dataflow.
+
+    Attributes:
+      steps: Orders of all islands, in their order.
+      inputs: By the position of an input that an earlier dataflow made, its number.
+      puts: By the position of an input of the host, the numbers of its copies.
+      outputs: The results.
+      donated: Positions of inputs whose memory an op takes.
+      behind: By number of a value, the numbers of results that depend on it.
+    """
+
+    steps: Sequence[Step]
+    inputs: Mapping[int, int]
+    puts: Mapping[int, Sequence[int]]
+    outputs: Sequence[Held]
+    donated: frozenset[int]
+    behind: Mapping[int, frozenset[int]]
+
+
+def plan(
+    closed: core.ClosedJaxpr,
+    grouped: Grouped,
+    functions: Functions,
+    *,
+    inputs: Sequence[tuple[Slice, SliceLayout] | None],
+    islands: Mapping[str, Island],
+) -> Plan:
+    """Compile the computations of a dataflow, and plan its orders.
+
+    Args:
+      closed: Its equations.
+      grouped: Its computations.
+      functions: The functions that are ops.
+      inputs: Where each input is; None for values of the host.
+      islands: The islands.
+
+    Raises:
+      ArgumentError: A spec does not fit, an op donates what is used later, or a result
+        is no op's.
+    """
+    planner = _Planner(closed, grouped, functions, islands)
+    for position, (var, at) in enumerate(zip(closed.jaxpr.invars, inputs, strict=True)):
+        planner.add_input(position, var, at)
+    for number, group in enumerate(grouped.groups):
+        planner.add_group(number, group)
+    return planner.finished()
+
+
+class _Planner:
+    """Orders so far, with their positions, and where each value is."""
+
+    def __init__(
+        self,
+        closed: core.ClosedJaxpr,
+        grouped: Grouped,
+        functions: Functions,
+        islands: Mapping[str, Island],
+    ) -> None:
+        self._closed = closed
+        self._grouped = grouped
+        self._functions = functions
+        self._islands = islands
+        self._constants = dict(
+            zip(closed.jaxpr.constvars, map(of_host, closed.consts), strict=True)
+        )
+        self._steps: list[tuple[float, Step]] = []
+        self._count = 0
+        self._held: dict[core.Var, dict[str, list[Held]]] = {}
+        self._made_at: dict[core.Var, float] = {}
+        self._host: dict[core.Var, int] = {}
+        self._inputs: dict[int, int] = {}
+        self._puts: dict[int, list[int]] = {}
+        self._donated: set[int] = set()
+
+    def add_input(
+        self, position: int, var: core.Var, at: tuple[Slice, SliceLayout] | None
+    ) -> None:
+        """Note where an input is."""
+        if at is None:
+            self._host[var] = position
+            return
+        slice_, layout = at
+        number = self._inputs[position] = self._next()
+        self._keep(var, Held(number=number, slice=slice_, layout=layout), at=-1.0)
+
+    def add_group(self, number: int, group: Group) -> None:
+        """Compile a computation; order it, and what brings its operands."""
+        eqns = [self._grouped.eqns[each] for each in group.numbers]
+        made = [var for eqn in eqns for var in eqn.outvars]
+        needed = self._needed_elsewhere(group)
+        outvars = [var for var in made if var in needed]
+        taken = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
+        invars = [v for v in taken if v not in set(made) and v not in self._constants]
+        asked = asked_specs(eqns, self._functions)
+        held = [self._there(v, group, asked.get(v), number) for v in invars]
+        donated = tuple(
+            at for at, var in enumerate(invars) if self._is_donated(var, eqns, group)
+        )
+        for at in donated:
+            taken_from = held[at]
+            self._donated.update(
+                position
+                for position, number_of in self._inputs.items()
+                if isinstance(taken_from, Held) and number_of == taken_from.number
+            )
+        layouts = (each.layout if isinstance(each, Held) else None for each in held)
+        computation = computation_of(
+            group,
+            eqns,
+            whole=self._closed,
+            functions=self._functions,
+            constants=self._constants,
+            inputs=dict(zip(invars, layouts, strict=True)),
+            outputs=outvars,
+            donated=donated,
+        )
+        try:
+            layouts = self._islands[group.slice.island].load(computation)
+        except ValueError as failure:  # of JAX: a sharding that does not divide
+            raise ArgumentError(
+                f"op `{computation.name}` must fit {group.slice}, got: "
+                f"{str(failure).splitlines()[0]} ({computation.line}). Change its "
+                "function, or its specs."
+            ) from failure
+        outputs = [self._next() for _ in outvars]
+        numbers = tuple(
+            each.number if isinstance(each, Held) else each for each in held
+        )
+        self._order(
+            number,
+            group.slice.island,
+            Call(computation=computation, inputs=numbers, outputs=tuple(outputs)),
+            f"{computation.name} on {_devices(group.slice)}",
+        )
+        for var, value, layout in zip(outvars, outputs, layouts, strict=True):
+            here = Held(number=value, slice=group.slice, layout=layout)
+            self._keep(var, here, at=number)
+
+    def finished(self) -> Plan:
+        """Return the plan, in which values are dropped after their last use."""
+        outputs = [self._result(atom) for atom in self._closed.jaxpr.outvars]
+        steps = [step for _, step in sorted(self._steps, key=lambda each: each[0])]
+        kept = {held.number for held in outputs}
+        kept |= {n for at, n in self._inputs.items() if at not in self._donated}
+        return Plan(
+            steps=list(with_drops(steps, kept)),
+            inputs=self._inputs,
+            puts=self._puts,
+            outputs=outputs,
+            donated=frozenset(self._donated),
+            behind=behind(steps, {held.number for held in outputs}),
+        )
+
+    def _result(self, atom: core.Var | core.Literal) -> Held:
+        home = None
+        if not isinstance(atom, core.Literal):
+            home = self._grouped.homes.get(atom)
+        if home is None:
+            raise ArgumentError(
+                "`pw.program` must be given a function that returns results of ops, "
+                "got one that returns an argument or a constant. Return it outside of "
+                "the dataflow."
+            )
+        return self._held[atom][home.name][0]  # pyright: ignore[reportArgumentType]
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _order(self, at: float, island: str, order: Order, text: str) -> None:
+        self._steps.append((at, Step(island=island, order=order, text=text)))
+
+    def _keep(self, var: core.Var, held: Held, at: float) -> None:
+        self._held.setdefault(var, {}).setdefault(held.slice.name, []).append(held)
+        self._made_at.setdefault(var, at)
+
+    def _needed_elsewhere(self, group: Group) -> set[core.Var]:
+        """Return values of all equations that results or other computations take."""
+        needed = set(variables(self._closed.jaxpr.outvars))
+        for other in self._grouped.groups:
+            if other is not group:
+                eqns = (self._grouped.eqns[each] for each in other.numbers)
+                own = {n for n in other.numbers}
+                needed.update(
+                    v
+                    for eqn in eqns
+                    for v in variables(eqn.invars)
+                    if self._maker.get(v) not in own
+                )
+        return needed
+
+    @functools.cached_property
+    def _maker(self) -> dict[core.Var, int]:
+        eqns = enumerate(self._grouped.eqns)
+        return {var: number for number, eqn in eqns for var in eqn.outvars}
+
+    def _there(
+        self, var: core.Var, group: Group, spec: PartitionSpec | None, number: int
+    ) -> Held | int:
+        """Return a value on a slice; order what brings it there."""
+        slice_, at = group.slice, number - 0.5
+        layout = None if spec is None else slice_.layout(spec)
+        shape = shape_of(var).shape
+        here = self._held.get(var, {}).get(slice_.name, [])
+        if not here and var in self._host:
+            return self._put(var, group, layout, at)
+        if not here:
+            here = [self._moved(var, slice_, layout, at)]
+        if layout is None:
+            return here[0]
+        boxes = layout.boxes(shape)
+        for held in here:
+            if held.layout.boxes(shape) == boxes:
+                return held
+        return self._resharded(var, here[0], layout, at)
+
+    def _put(
+        self, var: core.Var, group: Group, layout: SliceLayout | None, at: float
+    ) -> Held | int:
+        slice_, number = group.slice, self._next()
+        if layout is None and group.step is None:
+            layout = slice_.layout()
+        self._puts.setdefault(self._host[var], []).append(number)
+        order = Put(output=number, places=slice_.places, layout=layout)
+        text = f"put {var.aval.str_short()} on {_devices(slice_)}"
+        self._order(at, slice_.island, order, text)
+        if layout is None:
+            return number
+        held = Held(number=number, slice=slice_, layout=layout)
+        self._keep(var, held, at)
+        return held
+
+    def _moved(
+        self, var: core.Var, slice_: Slice, wanted: SliceLayout | None, at: float
+    ) -> Held:
+        """Move a value from the slice where it was made."""
+        home = self._grouped.homes[var]
+        source, made_at = self._held[var][home.name][0], self._made_at[var] + 0.25
+        if wanted is None:
+            axes = tuple(slice_.axes.items())
+            wanted = source.layout if source.layout.axes == axes else slice_.layout()
+        moves = plan_move(shape_of(var).shape, source.layout, wanted)
+        if moves.before is not None:
+            source = self._resharded(var, source, moves.before, made_at)
+        number = self._next()
+        size = moves.size * np.dtype(_bits(var.aval)).itemsize
+        where = f"{_devices(home)} to {_devices(slice_)}"
+        text = f"{var.aval.str_short()}, {size} bytes, {where}"
+        send = Send(
+            input=source.number,
+            output=number,
+            places=home.places,
+            target=slice_.island,
+            sources=moves.sources,
+        )
+        self._order(made_at, home.island, send, f"send {text}")
+        receive = Receive(
+            output=number,
+            places=slice_.places,
+            layout=moves.arrived,
+            shape=shape_of(var).shape,
+        )
+        self._order(at, slice_.island, receive, f"receive {text}")
+        held = Held(number=number, slice=slice_, layout=moves.arrived)
+        if moves.after is None:
+            self._keep(var, held, at)
+            return held
+        return self._resharded(var, held, moves.after, at)
+
+    def _resharded(
+        self, var: core.Var, held: Held, layout: SliceLayout, at: float
+    ) -> Held:
+        slice_ = held.slice
+        computation = reshard(var, slice_, held.layout, layout)
+        self._islands[slice_.island].load(computation)
+        result = Held(number=self._next(), slice=slice_, layout=layout)
+        order = Call(
+            computation=computation, inputs=(held.number,), outputs=(result.number,)
+        )
+        layouts = f"{_text(held.layout)} to {_text(layout)}"
+        text = f"reshard {var.aval.str_short()} from {layouts} on {_devices(slice_)}"
+        self._order(at, slice_.island, order, text)
+        self._keep(var, result, at)
+        return result
+
+    def _is_donated(
+        self, var: core.Var, eqns: Sequence[core.JaxprEqn], group: Group
+    ) -> bool:
+        """Return whether an op of a computation takes the memory of a value."""
+        for eqn in eqns:
+            op = op_of(eqn, self._functions)
+            if op is None or not _donates(eqn, var, op):
+                continue
+            uses = [
+                other for other in self._grouped.eqns if var in variables(other.invars)
+            ]
+            if uses != [eqn] or var in variables(self._closed.jaxpr.outvars):
+                later = next((each for each in uses if each is not eqn), eqn)
+                raise ArgumentError(
+                    f"op `{op.label}` must donate what nothing else uses, got "
+                    f"{var.aval.str_short()} that is used again at "
+                    f"{user_line(later)}. "
+                    "Leave it out of `donate`, or use what the op returns."
+                )
+            return True
+        return False
+
+
+def _devices(slice_: Slice) -> str:
+    return f"{slice_.island}:{','.join(map(str, slice_.places))}"
+
+
+def _text(layout: SliceLayout) -> str:
+    return f"{layout.spec} of {dict(layout.axes)}"
+
+
+def _donates(eqn: core.JaxprEqn, var: core.Var, op: OpFunction) -> bool:
+    pairs = zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+    return any(atom is var and donated for atom, donated in pairs)
+
+
+def _bits(aval: Any) -> Any:
+    is_plain = isinstance(aval.dtype, np.dtype)
+    return aval.dtype if is_plain else np.dtype("uint64")

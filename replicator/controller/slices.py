@@ -1,0 +1,193 @@
+"""Slices: virtual devices, and where they are placed."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from replicator.base.out_of_memory import readable
+from replicator.base.types import Device
+from replicator.controller.islands.protocol import Island
+from replicator.controller.layouts import WHOLE, SliceLayout
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Slice:
+    """Devices of one island, on which functions run; from `pw.slice`.
+
+    Attributes:
+      name: Its name, "slice0".
+      island: Name of the island.
+      places: Numbers of its devices on the island.
+      axes: Name and size of each axis of its mesh.
+      memory_bytes: Memory of each device that was asked for.
+      devices: Its devices, for `replicator.Replicator(devices=…)` or `pw.pmap`.
+    """
+
+    name: str
+    island: str
+    places: tuple[int, ...]
+    axes: Mapping[str, int]
+    memory_bytes: int
+    devices: tuple[Device, ...]
+
+    @property
+    def tpus(self) -> tuple[Device, ...]:
+        """The devices, by the name of Pathways' listing."""
+        return self.devices
+
+    @property
+    def mesh(self) -> AbstractMesh:
+        """Its mesh, without devices: for `jax.shard_map` in a function of the slice."""
+        names, sizes = tuple(self.axes), tuple(self.axes.values())
+        return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def layout(self, spec: PartitionSpec = WHOLE) -> SliceLayout:
+        """Return a layout on its mesh."""
+        return SliceLayout(axes=tuple(self.axes.items()), spec=spec)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({len(self.places)} on {self.island})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What `pw.slice` asks for: its arguments."""
+
+    count: int
+    axes: Mapping[str, int]
+    kind: str | None
+    island: str | None
+    memory_bytes: int
+
+
+def wish(
+    n: int,
+    axes: Mapping[str, int] | None,
+    kind: str | None,
+    island: str | None,
+    memory_bytes: int,
+) -> Wish:
+    """Check the arguments of `pw.slice`.
+
+    Raises:
+      ArgumentError: The axes are not of `n` devices, or `n` is not a count.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ArgumentError(
+            f"`n` must be a number of devices, got {n!r}. Use 1, or more."
+        )
+    axes = {"devices": n} if axes is None else dict(axes)
+    if math.prod(axes.values()) != n:
+        raise ArgumentError(
+            f"`axes` must have {n} devices in all, got {axes}. Pass "
+            f"{math.prod(axes.values())} for `n`."
+        )
+    return Wish(count=n, axes=axes, kind=kind, island=island, memory_bytes=memory_bytes)
+
+
+def place(
+    asked: Wish, islands: Sequence[Island], slices: Sequence[Slice]
+) -> tuple[Island, tuple[int, ...]]:
+    """Choose an island and devices of it: those that have the fewest slices.
+
+    Args:
+      asked: The wish.
+      islands: All islands.
+      slices: The slices that are placed.
+
+    Raises:
+      ArgumentError: No island can have it; the message says which wish fails, and what
+        there is.
+    """
+    left = list(islands)
+    for wanted, has in _wishes(asked, slices):
+        fitting = [island for island in left if has(island)]
+        if not fitting:
+            free = "; ".join(_described(island, asked, slices) for island in left)
+            raise ArgumentError(
+                f"`pw.slice` must ask for {wanted}, got {_text(asked)}. There is "
+                f"{free}."
+            )
+        left = fitting
+    held = {each.name: _held(each, slices) for each in left}
+
+    def order(island: Island) -> tuple[float, float]:
+        counts = [len(held[island.name][at]) for at in _fitting(island, asked, slices)]
+        return sum(sorted(counts)[: asked.count]), sum(counts) / len(island.devices)
+
+    best = min(left, key=order)
+    places = sorted(
+        _fitting(best, asked, slices), key=lambda at: len(held[best.name][at])
+    )
+    return best, tuple(sorted(places[: asked.count]))
+
+
+def _wishes(
+    asked: Wish, slices: Sequence[Slice]
+) -> list[tuple[str, Callable[[Island], bool]]]:
+    n, kind, name = asked.count, asked.kind, asked.island
+    return [
+        ("an island by its name", lambda it: name in (None, it.name)),
+        (
+            "devices of a kind that is there",
+            lambda it: any(_is_kind(each.kind, kind) for each in it.devices),
+        ),
+        (
+            "at most the devices of one island",
+            lambda it: sum(_is_kind(each.kind, kind) for each in it.devices) >= n,
+        ),
+        (
+            "memory that is free",
+            lambda it: len(_fitting(it, asked, slices)) >= n,
+        ),
+    ]
+
+
+def _text(asked: Wish) -> str:
+    wishes = {
+        "": f"{asked.count} devices",
+        "kind": asked.kind and f"kind {asked.kind!r}",
+        "island": asked.island and f"island {asked.island!r}",
+        "memory": asked.memory_bytes and f"{readable(asked.memory_bytes)} of each",
+    }
+    return ", ".join(text for text in wishes.values() if text)
+
+
+def _is_kind(kind: str, wanted: str | None) -> bool:
+    return wanted is None or kind.lower() == wanted.lower()
+
+
+def _held(island: Island, slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Return the slices on each device of an island."""
+    here = [each for each in slices if each.island == island.name]
+    return [
+        [each for each in here if at in each.places]
+        for at in range(len(island.devices))
+    ]
+
+
+def _free_bytes(island: Island, slices: Sequence[Slice]) -> list[int]:
+    return [
+        device.memory_bytes - sum(each.memory_bytes for each in held)
+        for device, held in zip(island.devices, _held(island, slices), strict=True)
+    ]
+
+
+def _fitting(island: Island, asked: Wish, slices: Sequence[Slice]) -> list[int]:
+    return [
+        at
+        for at, free in enumerate(_free_bytes(island, slices))
+        if _is_kind(island.devices[at].kind, asked.kind)
+        and (not asked.memory_bytes or free >= asked.memory_bytes)
+    ]
+
+
+def _described(island: Island, asked: Wish, slices: Sequence[Slice]) -> str:
+    kinds = ", ".join(sorted({each.kind for each in island.devices}))
+    what = f"{island.name} with {len(island.devices)} devices of kind {kinds}"
+    if not asked.memory_bytes:
+        return what
+    return f"{what}, {readable(min(_free_bytes(island, slices)))} free on each"

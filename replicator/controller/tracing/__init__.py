@@ -1,0 +1,1 @@
+"""From a traced function to ops on slices: trace, place stray operations, fuse."""

@@ -1,0 +1,242 @@
+"""Give every equation a slice, and fuse neighbours into one computation.
+
+A stray operation goes with the op that takes its result, on each slice that does; one
+whose result only the caller takes stays where its operands are. An op joins the
+computation before it on its slice, if that makes nobody wait: neither it for another
+slice, nor another slice for it.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jax.extend import core
+
+from replicator.controller.slices import Slice
+from replicator.controller.step_calls import StepCall
+from replicator.controller.tracing.trace import Functions, OpFunction, op_of
+from replicator.engine.analysis.source_lines import user_line
+from replicator.errors import ArgumentError
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Group:
+    """Equations that become one computation of a slice.
+
+    Attributes:
+      slice: Where it runs.
+      numbers: Numbers of its equations, once it is complete in their order.
+      names: Labels of its ops; of its operations, if it has no op.
+      step: A step of `rep.compile`, which is a computation alone.
+      waits_for: Values of other slices that it, or what is before it, takes.
+    """
+
+    slice: Slice
+    numbers: list[int]
+    names: list[str]
+    step: StepCall | None
+    waits_for: set[core.Var]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Grouped:
+    """All computations of a dataflow.
+
+    Attributes:
+      eqns: Equations that something needs.
+      groups: Computations, each after those whose values it takes.
+      homes: Slice on which each value is made.
+    """
+
+    eqns: Sequence[core.JaxprEqn]
+    groups: Sequence[Group]
+    homes: Mapping[core.Var, Slice]
+
+
+def grouped(
+    closed: core.ClosedJaxpr,
+    homes: Sequence[Slice | None],
+    functions: Functions,
+    *,
+    fuse: bool,
+) -> Grouped:
+    """Return the computations of a traced function.
+
+    Args:
+      closed: Its equations.
+      homes: Slice of each input; None for values of the host.
+      functions: The functions that are ops.
+      fuse: Whether neighbours become one computation.
+
+    Raises:
+      ArgumentError: An operation belongs to no slice.
+    """
+    eqns = _live(closed.jaxpr)
+    ops = [op_of(eqn, functions) for eqn in eqns]
+    given = dict(zip(closed.jaxpr.invars, homes, strict=True))
+    places, wanted = _places(eqns, ops, given)
+    leaders = _leaders(eqns, ops, places)
+    groups = _joined(eqns, ops, places, leaders, wanted if fuse else None)
+    made = {
+        var: places[number][0] for number, eqn in enumerate(eqns) for var in eqn.outvars
+    }
+    held = {var: home for var, home in given.items() if home is not None}
+    return Grouped(eqns=eqns, groups=groups, homes={**held, **made})
+
+
+def variables(atoms: Sequence[core.Var | core.Literal]) -> list[core.Var]:
+    """Return the variables among operands."""
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+
+
+def _live(jaxpr: core.Jaxpr) -> list[core.JaxprEqn]:
+    """Return the equations that results or effects need."""
+    needed, kept = set(variables(jaxpr.outvars)), []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or needed.intersection(eqn.outvars):
+            kept.append(eqn)
+            needed.update(variables(eqn.invars))
+    return kept[::-1]
+
+
+_Places = list[list[Slice]]
+_Wanted = dict[core.Var, dict[str, Slice]]
+
+
+def _places(
+    eqns: Sequence[core.JaxprEqn],
+    ops: Sequence[OpFunction | None],
+    given: Mapping[core.Var, Slice | None],
+) -> tuple[_Places, _Wanted]:
+    """Return the slices of each equation, and those that take each value."""
+    origins: dict[core.Var, dict[str, Slice]] = {
+        var: {} if home is None else {home.name: home} for var, home in given.items()
+    }
+    for eqn, op in zip(eqns, ops, strict=True):
+        found: dict[str, Slice] = {}
+        for var in variables(eqn.invars):
+            found.update(origins.get(var, {}))
+        for var in eqn.outvars:
+            origins[var] = found if op is None else {op.slice.name: op.slice}
+    first = next((op.slice for op in ops if op is not None), None)
+    wanted: _Wanted = {}
+    places: _Places = []
+    for eqn, op in zip(reversed(eqns), reversed(ops), strict=True):
+        takers: dict[str, Slice] = {}
+        for var in eqn.outvars:
+            takers.update(wanted.get(var, {}))
+        if op is not None:
+            here = [op.slice]
+        elif takers:
+            here = list(takers.values())
+        else:
+            here = [_home(eqn, origins, first)]
+        places.append(here)
+        for var in variables(eqn.invars):
+            wanted.setdefault(var, {}).update({each.name: each for each in here})
+    return places[::-1], wanted
+
+
+def _home(
+    eqn: core.JaxprEqn,
+    origins: Mapping[core.Var, Mapping[str, Slice]],
+    first: Slice | None,
+) -> Slice:
+    """Return the slice of an operation whose result no op takes."""
+    found: dict[str, Slice] = {}
+    for var in variables(eqn.invars):
+        found.update(origins.get(var, {}))
+    if not found and not variables(eqn.invars) and first is not None:
+        return first
+    if len(found) == 1:
+        return next(iter(found.values()))
+    what = (
+        f"values of {' and '.join(sorted(found))}" if found else "no value of a slice"
+    )
+    raise ArgumentError(
+        f"`{eqn.primitive.name}` must belong to a slice, got {what} at "
+        f"{user_line(eqn)}. Do it inside of a function of `pw.fn`, or after "
+        "`result()`."
+    )
+
+
+_At = tuple[int, str]
+"""Number of an equation, and a slice on which it runs."""
+
+
+def _leaders(
+    eqns: Sequence[core.JaxprEqn], ops: Sequence[OpFunction | None], places: _Places
+) -> dict[_At, _At]:
+    """Return, for each equation, the op that it goes with: its first taker."""
+    takers: dict[tuple[core.Var, str], _At] = {}
+    leaders: dict[_At, _At] = {}
+    for number in reversed(range(len(eqns))):
+        for each in places[number]:
+            at = number, each.name
+            found = [
+                taker
+                for var in eqns[number].outvars
+                if (taker := takers.get((var, each.name))) is not None
+            ]
+            is_stray = ops[number] is None and found
+            leaders[at] = min(leaders[taker] for taker in found) if is_stray else at
+            for var in variables(eqns[number].invars):
+                takers[var, each.name] = at
+    return leaders
+
+
+def _joined(
+    eqns: Sequence[core.JaxprEqn],
+    ops: Sequence[OpFunction | None],
+    places: _Places,
+    leaders: Mapping[_At, _At],
+    wanted: _Wanted | None,
+) -> list[Group]:
+    """Make the computations; with `wanted`, neighbours are fused."""
+    made_by = {var: number for number, eqn in enumerate(eqns) for var in eqn.outvars}
+    members: dict[_At, list[int]] = {}
+    for at, leader in leaders.items():
+        members.setdefault(leader, []).append(at[0])
+    groups: dict[_At, Group] = {}
+    for leader in sorted(members):
+        number, name = leader
+        numbers, op = sorted(members[leader]), ops[number]
+        own = {var for each in numbers for var in eqns[each].outvars}
+        taken = {v for n in numbers for v in variables(eqns[n].invars)} - own
+        before: dict[int, Group] = {}
+        elsewhere: set[core.Var] = set()
+        for var in taken & made_by.keys():
+            at = leaders.get((made_by[var], name))
+            if at is None:
+                elsewhere.add(var)
+            else:
+                before[id(groups[at])] = groups[at]
+        group = Group(
+            slice=next(each for each in places[number] if each.name == name),
+            numbers=numbers,
+            names=[op.label if op is not None else eqns[number].primitive.name],
+            step=op.step if op is not None else None,
+            waits_for=elsewhere.union(*(each.waits_for for each in before.values())),
+        )
+        one = next(iter(before.values())) if len(before) == 1 else None
+        if (
+            wanted is not None
+            and one is not None
+            and _may_join(group, one, eqns, wanted)
+        ):
+            one.numbers.extend(numbers)
+            one.names.extend(group.names if op is not None else ())
+            group = one
+        groups[leader] = group
+    found = list(dict.fromkeys(groups.values()))
+    for group in found:
+        group.numbers.sort()
+    return found
+
+
+def _may_join(
+    group: Group, before: Group, eqns: Sequence[core.JaxprEqn], wanted: _Wanted
+) -> bool:
+    made = [var for number in before.numbers for var in eqns[number].outvars]
+    is_awaited = any(set(wanted.get(var, ())) - {group.slice.name} for var in made)
+    is_step = group.step is not None or before.step is not None
+    return not is_step and not is_awaited and group.waits_for <= before.waits_for

@@ -1,0 +1,152 @@
+"""Trace a function that calls ops into equations: one for each sharded computation.
+
+Each function of `pw.fn` is jitted under a name of its own, which survives `jax.grad`
+and `jax.vmap`: an equation of that name is an op. All others are stray operations.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from replicator.base.types import PyTree
+from replicator.controller.slices import Slice
+from replicator.controller.step_calls import StepCall
+from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.analysis.evaluator import (
+    CALLS,
+    REMAT,
+    bind,
+    evaluate,
+    held_program,
+)
+from replicator.engine.analysis.source_lines import user_line
+from replicator.errors import ArgumentError
+
+_MOST_CONSTANT_BYTES = 100 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpFunction:
+    """A function bound to a slice, as its equations name it.
+
+    Attributes:
+      label: Its name, for people.
+      slice: Where it runs.
+      step: The step that `rep.compile` returns, if it is one: it runs as it is.
+    """
+
+    label: str
+    slice: Slice
+    step: StepCall | None = None
+
+
+Functions = Mapping[str, OpFunction]
+"""By the name of their equations."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Traced:
+    """A traced function.
+
+    Attributes:
+      closed: Its equations: ops and stray operations, none hidden in others.
+      out_tree: Structure of its results.
+    """
+
+    closed: core.ClosedJaxpr
+    out_tree: Any
+
+
+def trace(
+    fn: Callable[..., PyTree], arguments: Sequence[PyTree], functions: Functions
+) -> Traced:
+    """Trace a function that calls ops.
+
+    Args:
+      fn: The function.
+      arguments: Shapes of its arguments.
+      functions: The functions that are ops.
+
+    Raises:
+      ArgumentError: An op is hidden in an operation of JAX, or closes over too much.
+    """
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*arguments)
+    if any(_holds_op(eqn, functions) for eqn in closed.eqns):
+        flat = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in closed.in_avals
+        ]
+        closed = jax.make_jaxpr(lambda *values: _inlined(closed, values, functions))(
+            *flat
+        )
+    for eqn in closed.eqns:
+        _check(eqn, functions)
+    return Traced(closed=closed, out_tree=jax.tree.structure(shapes))
+
+
+def op_of(eqn: core.JaxprEqn, functions: Functions) -> OpFunction | None:
+    """Return the function of an equation that is an op."""
+    is_call = eqn.primitive.name in ("jit", "pjit")
+    return functions.get(eqn.params["name"]) if is_call else None
+
+
+def _holds_op(eqn: core.JaxprEqn, functions: Functions) -> bool:
+    """Return whether there is an op inside an equation that is none."""
+    return op_of(eqn, functions) is None and any(
+        op_of(inner, functions) is not None or _holds_op(inner, functions)
+        for jaxpr in sub_jaxprs(eqn)
+        for inner in jaxpr.eqns
+    )
+
+
+def _inlined(
+    closed: core.ClosedJaxpr, values: Sequence[Any], functions: Functions
+) -> list[Any]:
+    """Evaluate a jaxpr; a jitted function that holds ops is opened."""
+
+    def apply(eqn: core.JaxprEqn, operands: list[Any]) -> list[Any]:
+        held = held_program(eqn)
+        is_call = eqn.primitive.name in CALLS and _holds_op(eqn, functions)
+        if is_call and held is not None:
+            return _inlined(held, operands, functions)
+        return bind(eqn, operands)
+
+    return evaluate(closed, values, apply, constant=lambda value: value)
+
+
+def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
+    function, line = op_of(eqn, functions), user_line(eqn)
+    inner = [each for jaxpr in sub_jaxprs(eqn) for each in jaxpr.eqns]
+    if function is None and not _holds_op(eqn, functions):
+        return
+    for each in inner if function is not None else [eqn]:
+        name = next(iter(_labels(each, functions)), None)
+        if name is not None:
+            is_remat = eqn.primitive.name in REMAT
+            where = "checkpoint" if is_remat else eqn.primitive.name
+            where = function.label if function else where
+            raise ArgumentError(
+                f"op `{name}` must be called by the dataflow itself, got a call inside "
+                f"of `{where}` at {line}. Call it in a Python loop or function, or "
+                f"make `{where}` one op with all of it."
+            )
+    held = held_program(eqn)
+    size = sum(getattr(const, "nbytes", 0) for const in held.consts) if held else 0
+    if size > _MOST_CONSTANT_BYTES:
+        assert function is not None
+        raise ArgumentError(
+            f"op `{function.label}` must take large arrays as arguments, got "
+            f"{size >> 20} MiB that it closes over, at {line}. Place them once with "
+            "`pw.put(arrays, slice)`, and pass what that returns."
+        )
+
+
+def _labels(eqn: core.JaxprEqn, functions: Functions) -> list[str]:
+    function = op_of(eqn, functions)
+    if function is not None:
+        return [function.label]
+    inner = [each for jaxpr in sub_jaxprs(eqn) for each in jaxpr.eqns]
+    return [label for each in inner for label in _labels(each, functions)]

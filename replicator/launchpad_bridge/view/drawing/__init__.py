@@ -1,1 +1,0 @@
-"""Pictures of a program: SVG with a layout of our own, and Mermaid text."""
