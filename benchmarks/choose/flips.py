@@ -36,11 +36,11 @@ def begins(*beginnings: str) -> Expected:
 def flips() -> list[Flip]:
     """Return the eight of them."""
     fast, slow = Machine.from_topology("h100:2x8"), cluster(4, 4, 1)
-    torus = Machine.from_topology("v5e:4x4")
-    tensor, data = begins("tensor_parallel"), begins("data_parallel")
-    large = Case(model=LARGE, machine=fast, tensor=False)
-    by_hosts = begins("hybrid(shard=4)", "data_parallel(hierarchical)")
-    cut = begins("zero", "fsdp", "hybrid")
+    return [*_of_models(fast, slow), *_of_machines(fast, slow)]
+
+
+def _of_models(fast: Machine, slow: Machine) -> list[Flip]:
+    tensor = begins("tensor_parallel")
     return [
         # Activations are sent in place of weights, where they are fewer.
         Flip(
@@ -53,25 +53,10 @@ def flips() -> list[Flip]:
         # A whole copy does not fit.
         Flip(
             "big weights",
-            large,
-            data,
+            Case(model=LARGE, machine=fast, tensor=False),
+            begins("data_parallel"),
             Case(model=HUGE, machine=fast, tensor=False),
             begins("fsdp", "hybrid"),
-        ),
-        Flip(
-            "memory cap",
-            large,
-            data,
-            Case(model=LARGE, machine=fast, tensor=False, memory_bytes=2e9),
-            cut,
-        ),
-        # Less is sent between hosts.
-        Flip(
-            "1 Gbit/s between hosts",
-            large,
-            lambda name: name == "data_parallel",
-            Case(model=LARGE, machine=slow, tensor=False),
-            by_hosts,
         ),
         # Rows that were looked up, in place of the table.
         Flip(
@@ -81,13 +66,6 @@ def flips() -> list[Flip]:
             Case(model=LOOKUPS, machine=slow),
             lambda name: name == "data_parallel(rows)",
         ),
-        Flip(
-            "narrow numbers allowed",
-            Case(model=LARGE, machine=slow, tensor=False),
-            by_hosts,
-            Case(model=LARGE, machine=slow, tensor=False, lossy=True),
-            lambda name: "int8" in name,
-        ),
         # Nothing but dimensions of weights is left to cut.
         Flip(
             "fewer examples than devices",
@@ -95,6 +73,37 @@ def flips() -> list[Flip]:
             lambda name: not tensor(name),
             Case(model=Model(width=128, examples=8), machine=fast),
             tensor,
+        ),
+    ]
+
+
+def _of_machines(fast: Machine, slow: Machine) -> list[Flip]:
+    torus = Machine.from_topology("v5e:4x4")
+    large = Case(model=LARGE, machine=fast, tensor=False)
+    by_hosts = begins("hybrid(shard=4)", "data_parallel(hierarchical)")
+    return [
+        # A whole copy does not fit.
+        Flip(
+            "memory cap",
+            large,
+            begins("data_parallel"),
+            Case(model=LARGE, machine=fast, tensor=False, memory_bytes=2e9),
+            begins("zero", "fsdp", "hybrid"),
+        ),
+        # Less is sent between hosts.
+        Flip(
+            "1 Gbit/s between hosts",
+            large,
+            lambda name: name == "data_parallel",
+            Case(model=LARGE, machine=slow, tensor=False),
+            by_hosts,
+        ),
+        Flip(
+            "narrow numbers allowed",
+            Case(model=LARGE, machine=slow, tensor=False),
+            by_hosts,
+            Case(model=LARGE, machine=slow, tensor=False, lossy=True),
+            lambda name: "int8" in name,
         ),
         # No level of links is slower than another, so copies on each host save nothing.
         Flip(

@@ -39,9 +39,7 @@ _ALWAYS = ("data_parallel", "fsdp")  # compiled and timed where they fit
 SPARE = 1.05
 """Memory that a program must leave free, as a factor."""
 
-_LEAST_TURNS = 3
-_RESAMPLES = 1000
-_SURE = 0.05
+_LEAST_TURNS, _RESAMPLES, _SURE = 3, 1000, 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -380,8 +378,9 @@ def cannot_win(seconds: Sequence[float], best: Sequence[float]) -> bool:
 def _ended(search: Search) -> tuple[Search, Action]:
     running = _entered(search) if search.trials else search.all_of("compiled")
     timed = [each for each in running if each.seconds]
-    why = "there was no time" if search.is_over else "by the model others are faster"
     for each in search.all_of("waiting", "compiled"):
+        why = "others send less" if each.predicted is None else "by the model slower"
+        why = "there was no time" if search.is_over else why
         if each.status == "waiting" or (timed and not each.seconds):
             search = search.with_(each.name, status="left out", why=why)
         elif not each.gate:

@@ -109,8 +109,14 @@ def predict(features: Features, machine: Machine) -> StepTime:
             "name the kind in its file: `device: ...`."
         )
     links_s = {link.level: 0.0 for link in machine.links}
-    for _, level, seconds in _on_levels(features, machine):
-        links_s[level] += seconds
+    for traffic in features.traffic:
+        found = {
+            link.level: _seconds(traffic, link)
+            for link in _passed(traffic, machine.links)
+        }
+        if found:
+            slowest = max(found, key=found.__getitem__)
+            links_s[slowest] += found[slowest]
     hardware = machine.hardware
     memory_speed = hardware.memory_bytes_per_s or math.inf
     return StepTime(
@@ -162,7 +168,7 @@ def forecast(
 
 
 def bytes_by_level(features: Features, machine: Machine) -> dict[str, int]:
-    """Return the bytes that a device sends over each level of links.
+    """Return the bytes that a device sends, by the outermost level that they pass.
 
     Args:
       features: Work of the step on one device.
@@ -175,23 +181,10 @@ def bytes_by_level(features: Features, machine: Machine) -> dict[str, int]:
     {'network': 100000000}
     """
     found: dict[str, int] = {}
-    for traffic, level, _ in _on_levels(features, machine):
-        found[level] = found.get(level, 0) + traffic.wire_bytes
-    return found
-
-
-def _on_levels(
-    features: Features, machine: Machine
-) -> Iterator[tuple[Traffic, str, float]]:
-    """Yield each collective with the slowest level that it passes, and its seconds."""
     for traffic in features.traffic:
-        found = {
-            link.level: _seconds(traffic, link)
-            for link in _passed(traffic, machine.links)
-        }
-        if found:
-            slowest = max(found, key=found.__getitem__)
-            yield traffic, slowest, found[slowest]
+        for link in list(_passed(traffic, machine.links))[-1:]:
+            found[link.level] = found.get(link.level, 0) + traffic.wire_bytes
+    return found
 
 
 def _passed(traffic: Traffic, links: Sequence[Link]) -> Iterator[Link]:
