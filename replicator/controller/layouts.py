@@ -99,7 +99,7 @@ class MovePlan:
     """How an array gets from one slice to another.
 
     Attributes:
-      before: SliceLayout on the source that it is resharded to first; None for as it is.
+      before: Layout on the source that it is resharded to first; None for as it is.
       sources: For each device of the target, the number of the source's device whose
         shard it takes.
       arrived: SliceLayout in which it arrives on the target.
