@@ -40,7 +40,7 @@ def computation_of(
       whole: The traced function that they are of.
       functions: The functions that are ops.
       constants: Values that the traced function closes over.
-      inputs: SliceLayout of each value that it takes.
+      inputs: Layout of each value that it takes.
       outputs: Values that it must return.
       donated: Positions of inputs whose memory it may take.
     """

@@ -102,8 +102,8 @@ class MovePlan:
       before: Layout on the source that it is resharded to first; None for as it is.
       sources: For each device of the target, the number of the source's device whose
         shard it takes.
-      arrived: SliceLayout in which it arrives on the target.
-      after: SliceLayout that it is resharded to there; None for as it arrived.
+      arrived: Layout in which it arrives on the target.
+      after: Layout that it is resharded to there; None for as it arrived.
       size: Number of elements that move, over all devices.
     """
 
@@ -121,8 +121,8 @@ def plan_move(
 
     Args:
       shape: Of the whole array.
-      source: SliceLayout on the slice where it is.
-      target: SliceLayout on the slice where it is wanted.
+      source: Layout on the slice where it is.
+      target: Layout on the slice where it is wanted.
 
     >>> one, two = (SliceLayout(axes=(("x", n),)) for n in (1, 2))
     >>> plan_move((4,), two, one).sources

@@ -24,7 +24,7 @@ class StepCall:
       step: The step.
       tree: Structure of its arguments.
       shapes: Of its results, in leaf order.
-      layouts: SliceLayout of each result.
+      layouts: Layout of each result.
     """
 
     step: CompiledStep

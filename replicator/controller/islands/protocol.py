@@ -47,8 +47,8 @@ class Computation:
         it is called as it is, with the arrays alone, and returns what to wait for and
         the arrays: the step that `rep.compile` returns.
       shapes: Shape and dtype of each input.
-      inputs: SliceLayout of each input.
-      outputs: SliceLayout of each output; None for what XLA chooses.
+      inputs: Layout of each input.
+      outputs: Layout of each output; None for what XLA chooses.
       donated: Positions of inputs whose memory it may take.
       is_eager: Whether `run` compiles by itself.
     """
