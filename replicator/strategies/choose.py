@@ -55,7 +55,7 @@ class Candidate:
       need_bytes: Number of bytes that it needs, by the compiled program; None until
         then.
       predicted: Predicted seconds of a step; None without figures of the machine.
-      bound_s: Seconds below which no compiler brings the prediction, by the forecast.
+      bound_s: Seconds that its compiled program seldom goes below, by the forecast.
       link_bytes: Bytes that a device sends in a step, by level of links.
       program: Key of its program; empty until it is compiled.
       gate: Result of the comparison of one update: `"ungated"` where there is none.

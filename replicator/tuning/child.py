@@ -10,6 +10,7 @@ the reason if it dies. A guard ends it with this process.
 import contextlib
 import json
 import os
+import pickle
 import re
 import select
 import shutil
@@ -160,6 +161,11 @@ def pickled(order: Any) -> bytes:
     True
     """
     return cloudpickle.dumps(order)
+
+
+def received_order() -> Any:
+    """Return what a child was started with: it comes over a pipe from its parent."""
+    return pickle.load(sys.stdin.buffer)
 
 
 def import_path() -> bytes:

@@ -3,9 +3,7 @@
 import dataclasses
 import importlib.metadata
 import os
-import pickle
 import re
-import sys
 import time
 from typing import Any
 
@@ -23,6 +21,7 @@ from replicator.engine.step.state import state_shapes
 from replicator.errors import ArgumentError, takes
 from replicator.strategies.cost import Features, forecast
 from replicator.strategies.variables import variables_of
+from replicator.tuning.child import received_order
 from replicator.tuning.compiling import CompileOrder
 from replicator.tuning.kept_outcomes import keep_outcome, kept_outcome
 from replicator.tuning.outcome import CompileOutcome
@@ -41,7 +40,7 @@ def main() -> None:
     # What a problem prints must not come between.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    order: CompileOrder = pickle.load(sys.stdin.buffer)
+    order: CompileOrder = received_order()
     outcome = outcome_of(order)
     with output:
         output.write(outcome.to_json().encode())

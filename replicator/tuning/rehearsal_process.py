@@ -5,8 +5,6 @@ import dataclasses
 import functools
 import math
 import os
-import pickle
-import sys
 import time
 from typing import Any
 
@@ -25,6 +23,7 @@ from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.transforms import lift, takes_key
 from replicator.errors import ArgumentError, PartitionError, ReplicatorError
 from replicator.strategies.variables import Variable, variables_of
+from replicator.tuning.child import received_order
 from replicator.tuning.problem import (
     Problem,
     at_small_sizes,
@@ -44,7 +43,7 @@ def main() -> None:
     # What a problem prints must not come between.
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    order: RehearsalOrder = pickle.load(sys.stdin.buffer)
+    order: RehearsalOrder = received_order()
     began_s = time.monotonic()
     found = dataclasses.replace(
         rehearsed(order), seconds=round(time.monotonic() - began_s, 1)

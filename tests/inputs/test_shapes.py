@@ -131,7 +131,7 @@ def test_calls_of_several_steps_are_refused():
 
 def test_memory_is_not_fitted_to_the_first_of_several_forms(tmp_path):
     options = {"auto_microbatch": True, "memory_limit_bytes": 1 << 30}
-    with pytest.raises(ArgumentError, match="left out with `auto_microbatch`"):
+    with pytest.raises(ArgumentError, match="left out with `auto_microbatch=True`"):
         train(tmp_path, **options)
 
 

@@ -144,7 +144,7 @@ def predicted(features: Features, machine: Machine):
 
 
 def least_seconds(strategy: Strategy, features: Features, machine: Machine) -> float:
-    """Return seconds below which no compiler brings the prediction; 0 if not known.
+    """Return seconds that a compiled program seldom goes below; 0 if not known.
 
     XLA joins collectives of a kind into one, and merges the gathers forward and
     backward; how few rows there are, only the program shows.

@@ -74,7 +74,8 @@ class Chooser:
           trials: Most strategies to time; 0 decides by the model alone.
           accumulate: Number of microbatches of an update.
           memory_limit_bytes: Memory of a device; as it reports it by default.
-          limit_s: Seconds for all of it; then the best so far is chosen.
+          limit_s: Seconds for all of it; then the best so far is chosen. On fake CPU
+            devices one candidate that compiles or runs for a quarter of it fails.
           seed: Seed of the first state.
 
         Returns:

@@ -119,7 +119,6 @@ class ElsewhereMeasurer:
         about = {
             "settings": {name: getattr(jax.config, name) for name in process.SETTINGS},
             "devices": self._count,
-            "bytes": len(self._subject),
         }
         head = import_path() + json.dumps(about).encode() + b"\n"
         send(self._child[0], head + self._subject)

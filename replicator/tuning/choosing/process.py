@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pickle
 import sys
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 from replicator.base.host.fake_devices import fake_devices
 from replicator.base.mesh import replica_mesh
 from replicator.strategies.text import from_json
+from replicator.tuning.child import received_order
 from replicator.tuning.choosing.measuring import Measurer
 
 SETTINGS = (
@@ -31,7 +31,7 @@ def main() -> None:
     for name, value in about["settings"].items():
         jax.config.update(name, value)
     fake_devices(about["devices"])
-    subject = pickle.loads(sys.stdin.buffer.read(about["bytes"]))
+    subject = received_order()
     measurer = Measurer(subject, replica_mesh(about["devices"], devices=None))
     for line in sys.stdin.buffer:
         answer = _answer(measurer, **json.loads(line))

@@ -60,6 +60,8 @@ from replicator.tuning.choosing.refusals import nothing_fits, too_many
 
 _log = logging.getLogger(__name__)
 
+_SHARE = 0.25  # of the time, for one answer: others must have theirs
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ChoosingOptions:
@@ -138,7 +140,7 @@ class Choosing:
         if is_cpu and not self._together:
             try:
                 return ElsewhereMeasurer(
-                    self._subject, self._devices, limit_s=self._options.limit_s
+                    self._subject, self._devices, limit_s=self._options.limit_s * _SHARE
                 )
             except (pickle.PicklingError, TypeError, AttributeError) as failure:
                 _log.warning(

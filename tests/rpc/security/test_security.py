@@ -237,6 +237,8 @@ FORBIDDEN = {
 LISTED = {
     # The launcher's recipes: from a launcher to its own child, by a file it made.
     ("replicator/launchpad_bridge/recipes.py", "unpickling"),
+    # A step to compile or time: from a process to its own child, over its input.
+    ("replicator/tuning/child.py", "unpickling"),
     # Runs a user's own script, named on the command line, as `python script.py` does.
     ("replicator/launchpad_bridge/compat/scripts.py", "eval"),
 }
@@ -347,7 +349,10 @@ def test_each_test_that_security_md_names_is_there():
     named = set(re.findall(r"`(test_\w+)`", TOLD))
     there = {
         node.name
-        for room in ("base", "rpc", "launchpad_bridge", "distributed", "multiprocess")
+        for room in (
+            *("base", "rpc", "launchpad_bridge", "distributed", "multiprocess"),
+            "monitoring",
+        )
         for path in (ROOT / "tests" / room).rglob("test_*.py")
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef)
