@@ -347,7 +347,7 @@ def _losers_left_out(search: Search, running: Sequence[Candidate]) -> Search:
     for each in running:
         if each is not best and cannot_win(each.seconds, best.seconds):
             ratio = float(np.median(each.seconds) / np.median(best.seconds))
-            why = f"{ratio:.2f} × the best"
+            why = f"{ratio:.2f} x the best"
             search = search.with_(each.name, status="slower", why=why)
     return search
 

@@ -63,7 +63,7 @@ def test_what_is_fastest_when_timed_wins_whatever_the_model_says():
     slow, fast = candidate("fsdp", 1.0), candidate("zero1", 9.0)
     search, winner, _ = searched(slow, fast, seconds={"fsdp": 2.0, "zero1": 1.0})
     assert winner == "zero1"
-    assert search.of("fsdp").why == "2.00 × the best"
+    assert search.of("fsdp").why == "2.00 x the best"
 
 
 def test_without_trials_the_model_decides_and_nothing_runs():
