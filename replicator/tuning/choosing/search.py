@@ -10,7 +10,6 @@ first one's numbers count in all.
 
 import dataclasses
 import logging
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from replicator.engine.memory import memory_limit_bytes as limit_of
 from replicator.errors import (
     ArgumentError,
     check_count,
+    check_flags,
     check_kind,
     check_positive,
     check_whole,
@@ -77,6 +77,8 @@ class ChoosingOptions:
 
     def __post_init__(self) -> None:
         check_kind("machine", self.machine, Machine)
+        _check_candidates(self.candidates)
+        check_flags(lossy=self.lossy)
         check_whole("trials", self.trials)
         if self.trials < 0:
             raise ArgumentError(
@@ -136,19 +138,20 @@ class Choosing:
         return self._machine
 
     def _measurer(self) -> Measurer | ElsewhereMeasurer:
+        here = Measurer(self._subject, self._devices)
         is_cpu = self._devices.devices.flat[0].platform == "cpu"
         if is_cpu and not self._together:
             try:
                 return ElsewhereMeasurer(
                     self._subject, self._devices, limit_s=self._options.limit_s * _SHARE
                 )
-            except (pickle.PicklingError, TypeError, AttributeError) as failure:
+            except Exception as failure:  # of the user's objects, of any kind
                 _log.warning(
                     "Strategies are tried in this process, as the step cannot be "
                     "pickled: %s",
                     failure,
                 )
-        return Measurer(self._subject, self._devices)
+        return here
 
     def _searched(self, measurer: Measurer | ElsewhereMeasurer) -> Search:
         work = self.work = measurer.work()
@@ -187,7 +190,7 @@ class Choosing:
             )
         found: dict[str, Strategy] = {}
         for each in self._options.candidates:
-            check_kind("candidates", each, Strategy)
+            each = each.for_hosts(self._machine.devices_per_host)
             sizes = {"shard": each.shard, "model": each.model, "replica": each.replica}
             cut = [f"{n}={size}" for n, size in sizes.items() if (size or 1) > 1]
             name = f"{each.name}({', '.join(cut)})" if cut else each.name
@@ -290,6 +293,21 @@ class Choosing:
 
     def _exchanged(self, name: str, value: Any) -> list[Any]:
         return exchange(f"choose/{name}", value) if self._together else [value]
+
+
+def _check_candidates(candidates: Sequence[Strategy] | None) -> None:
+    if candidates is None:
+        return
+    is_list = isinstance(candidates, list | tuple)
+    if (
+        not is_list
+        or not candidates
+        or not all(isinstance(each, Strategy) for each in candidates)
+    ):
+        raise ArgumentError(
+            f"`candidates` must be a list of strategies, got {candidates!r}. Write "
+            "`[strategies.data_parallel(), strategies.fsdp()]`, or leave it out."
+        )
 
 
 def _without_ended(candidate: Candidate, ended: set[str]) -> Candidate:
