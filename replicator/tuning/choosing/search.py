@@ -43,7 +43,8 @@ from replicator.strategies.choose import (
     decide,
 )
 from replicator.strategies.cost import bytes_by_level
-from replicator.strategies.machine import Machine
+from replicator.strategies.hardware import Hardware
+from replicator.strategies.machine import Link, Machine
 from replicator.strategies.rule import Partition
 from replicator.strategies.strategy import Strategy
 from replicator.tuning.choosing.attempts import Attempts
@@ -116,11 +117,18 @@ class Choosing:
     ) -> None:
         self._note = note
         self._subject, self._devices, self._options = subject, devices, options
-        self._machine = _machine(subject.decision, options)
-        self._memory_bytes = _memory_bytes(devices, self._machine, options)
+        self._together = spans_processes(devices)
+        # Hosts may have measured figures of their own.
+        machine = _machine(subject.decision, options)
+        plain = self._exchanged("machine", dataclasses.asdict(machine))[0]
+        self._machine = _with_figures(machine, plain)
+        _check_figures(self._machine, options)
+        memory_bytes = _memory_bytes(devices, self._machine, options)
+        every = self._exchanged("memory", memory_bytes)
+        self._memory_bytes = min(filter(None, every), default=None)
         self._until_s = time.monotonic() + options.limit_s
         self._needs: dict[str, MemoryNeed] = {}
-        self._together = spans_processes(devices)
+        self._compile_s = 0.0  # of the last that was compiled
         self.work: Work | None = None
 
     def search(self) -> Search:
@@ -175,7 +183,9 @@ class Choosing:
             self._note(f"{action.verb} {action.name}")
             with attempts.noted(action.name):
                 event = self._done(measurer, search, action, work.examples)
-            search, action = decide(search, self._agreed(event))
+            event = self._agreed(event)
+            self._require_time(search, event)
+            search, action = decide(search, event)
         if action.name is None:
             raise nothing_fits(search, self._microbatches(measurer, work.examples))
         return search
@@ -223,7 +233,7 @@ class Choosing:
         found = measurer.compile(name, search.of(name).strategy)
         if isinstance(found, Failed):
             return found
-        self._require_time(search, found.seconds)
+        self._compile_s = found.seconds
         if found.need is not None:
             self._needs[name] = found.need
         return Compiled(
@@ -235,11 +245,14 @@ class Choosing:
             remedy=self._remedy(found, examples),
         )
 
-    def _require_time(self, search: Search, seconds: float) -> None:
+    def _require_time(self, search: Search, event: Event) -> None:
         """Refuse more candidates than fit in the time, once the first is compiled."""
         asked = self._options.candidates
-        if asked is None or any(each.program for each in search.candidates):
+        if asked is None or not isinstance(event, Compiled):
             return
+        if any(each.program for each in search.candidates):
+            return
+        seconds = self._exchanged("compiled", self._compile_s)[0]
         if failure := too_many(len(asked), seconds, self._options.limit_s):
             raise failure
 
@@ -330,12 +343,26 @@ def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
             f"{machine.name} with {machine.num_devices}. Leave it out, or use "
             "`replicator.fake_devices`."
         )
+    return machine
+
+
+def _with_figures(machine: Machine, plain: Mapping[str, Any]) -> Machine:
+    """Return a machine with links and figures of another, which is plain data."""
+    links = tuple(
+        Link(**{**each, "torus": tuple(each["torus"]), "wraps": tuple(each["wraps"])})
+        for each in plain["links"]
+    )
+    figures = plain["hardware"]
+    hardware = None if figures is None else Hardware(**figures)
+    return dataclasses.replace(machine, links=links, hardware=hardware)
+
+
+def _check_figures(machine: Machine, options: ChoosingOptions) -> None:
     if machine.hardware is None and options.trials == 0:
         raise ArgumentError(
             f"`trials` must be at least 1 for {machine.name}, whose figures are not "
             "known, got 0. Run `replicator devices --calibrate`, or pass a `machine`."
         )
-    return machine
 
 
 def _memory_bytes(
