@@ -47,7 +47,7 @@ from replicator.strategies.hardware import Hardware
 from replicator.strategies.machine import Link, Machine
 from replicator.strategies.rule import Partition
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.choosing.attempts import Attempts
+from replicator.tuning.choosing.attempts import Attempts, without_ended
 from replicator.tuning.choosing.candidates import (
     Work,
     candidates_for,
@@ -174,10 +174,16 @@ class Choosing:
             for n in names
         }
         search = Search(
-            candidates=tuple(_without_ended(each, ended) for each in found),
+            candidates=without_ended(found, ended),
             trials=self._options.trials,
             memory_bytes=self._memory_bytes,
         )
+        if ended:
+            _log.warning(
+                "Strategies are left out that ended the process that tried them (%s). "
+                "Delete %s to try them again.",
+                *(", ".join(sorted(ended)), attempts.file),
+            )
         search, action = decide(search)
         while action.verb != "end":
             self._note(f"{action.verb} {action.name}")
@@ -321,13 +327,6 @@ def _check_candidates(candidates: Sequence[Strategy] | None) -> None:
             f"`candidates` must be a list of strategies, got {candidates!r}. Write "
             "`[strategies.data_parallel(), strategies.fsdp()]`, or leave it out."
         )
-
-
-def _without_ended(candidate: Candidate, ended: set[str]) -> Candidate:
-    if candidate.name not in ended or candidate.status != "waiting":
-        return candidate
-    why = "it ended the process that tried it last time"
-    return dataclasses.replace(candidate, status="failed", why=why)
 
 
 def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
