@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from replicator.base.mesh import spans_processes
 from replicator.base.out_of_memory import readable
 from replicator.distributed.agreement import exchange
-from replicator.engine.memory import MemoryNeed, larger_divisors, may_fit
+from replicator.engine.memory import larger_divisors, may_fit
 from replicator.engine.memory import memory_limit_bytes as limit_of
 from replicator.errors import (
     ArgumentError,
@@ -127,7 +127,6 @@ class Choosing:
         every = self._exchanged("memory", memory_bytes)
         self._memory_bytes = min(filter(None, every), default=None)
         self._until_s = time.monotonic() + options.limit_s
-        self._needs: dict[str, MemoryNeed] = {}
         self._compile_s = 0.0  # of the last that was compiled
         self.work: Work | None = None
 
@@ -240,8 +239,6 @@ class Choosing:
         if isinstance(found, Failed):
             return found
         self._compile_s = found.seconds
-        if found.need is not None:
-            self._needs[name] = found.need
         return Compiled(
             name=name,
             program=found.program,
