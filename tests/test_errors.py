@@ -2568,6 +2568,34 @@ ROWS = [
         "one under fsdp. Leave it out, and use `choice.replicator`.",
     ),
     Row(
+        "A choice for what is no Replicator",
+        lambda: chosen(replicator="fsdp"),
+        ArgumentError,
+        '`replicator` must be one with `strategy="auto"` that is not decided yet, got '
+        "'fsdp'. Leave it out, and use `choice.replicator`.",
+    ),
+    Row(
+        "A choice for a Replicator, and devices",
+        lambda: chosen(replicator=replicas(8, strategy="auto"), devices=[1, 2]),
+        ArgumentError,
+        "`devices` must be left out with a `replicator`, which has its own, got 2. "
+        "Pass them to `Replicator` itself.",
+    ),
+    Row(
+        "Narrow forms, for optimizers that do not obey rules",
+        lambda: chosen(lossy=True),
+        ArgumentError,
+        "`replicator` must be given with `lossy=True`, got None: only optimizers that "
+        'it wrapped send narrow forms. Pass one with `strategy="auto"`.',
+    ),
+    Row(
+        "A choice among nothing",
+        lambda: chosen(candidates=[]),
+        ArgumentError,
+        "`candidates` must be a list of strategies, got []. Write "
+        "`[strategies.data_parallel(), strategies.fsdp()]`, or leave it out.",
+    ),
+    Row(
         "Fewer than no trials",
         lambda: chosen(trials=-1),
         ArgumentError,
@@ -2599,7 +2627,7 @@ ROWS = [
         lambda: searched(status="failed", why="NaN"),
         ArgumentError,
         "`strategy` must be found among candidates that work, got none: fsdp: NaN. "
-        "Mend the step, or pass other `candidates`.",
+        "Mend the step, or pass other `candidates`, or a larger `limit_s`.",
     ),
     Row(
         "No strategy with which a step fits",

@@ -379,7 +379,7 @@ def _ended(search: Search) -> tuple[Search, Action]:
     running = _entered(search) if search.trials else search.all_of("compiled")
     timed = [each for each in running if each.seconds]
     for each in search.all_of("waiting", "compiled"):
-        why = "others send less" if each.predicted is None else "by the model slower"
+        why = "no trial was left" if each.predicted is None else "by the model slower"
         why = "there was no time" if search.is_over else why
         if each.status == "waiting" or (timed and not each.seconds):
             search = search.with_(each.name, status="left out", why=why)

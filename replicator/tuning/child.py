@@ -69,8 +69,9 @@ def ask_child(
       limit_s: Seconds after which the process is ended.
       environ: What is added to its environment.
     """
+    until_s = time.monotonic() + limit_s
     with started_child(module, environ) as (process, messages):
-        written, is_late = _talk(process, pickled(order), limit_s)
+        written, is_late = _talk(process, pickled(order), until_s)
         if written:
             return written
         if is_late:
@@ -134,15 +135,14 @@ def started_child(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _talk(process: GuardedProcess, order: bytes, limit_s: float) -> tuple[bytes, bool]:
+def _talk(process: GuardedProcess, order: bytes, until_s: float) -> tuple[bytes, bool]:
     """Hand over the order; return what it wrote, and whether time was over."""
     assert process.stdin is not None, "a pipe"
     assert process.stdout is not None, "a pipe"
-    send(process, import_path() + order)
+    send(process, import_path() + order, until_s)
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
-    until_s, written = time.monotonic() + limit_s, b""
-    poll = select.poll()
+    poll, written = select.poll(), b""
     poll.register(process.stdout, select.POLLIN)
     while poll.poll(max(until_s - time.monotonic(), 0) * 1e3):
         if not (part := os.read(process.stdout.fileno(), 1 << 16)):
@@ -174,14 +174,22 @@ def import_path() -> bytes:
     return json.dumps(path).encode() + b"\n"
 
 
-def send(process: GuardedProcess, data: bytes) -> None:
-    """Write to a child's input, all of it; to one that has died, nothing."""
+def send(process: GuardedProcess, data: bytes, until_s: float) -> None:
+    """Write to a child's input; less than all if it dies, or does not read in time.
+
+    Args:
+      process: The child.
+      data: What to write.
+      until_s: End of its time, by `time.monotonic`.
+    """
     assert process.stdin is not None, "a pipe"
-    view = memoryview(data)
+    view, poll = memoryview(data), select.poll()
+    poll.register(process.stdin, select.POLLOUT)
+    os.set_blocking(process.stdin.fileno(), False)
     # One that dies at once reads nothing, and its exit says so.
     with contextlib.suppress(BrokenPipeError):
-        while view:
-            view = view[process.stdin.write(view) :]
+        while view and poll.poll(max(until_s - time.monotonic(), 0) * 1e3):
+            view = view[os.write(process.stdin.fileno(), view) :]
 
 
 def _last_lines(messages: IO[bytes]) -> str:

@@ -1,6 +1,15 @@
 """A child answers, or how it ended is told."""
 
+import signal
+
 from replicator.tuning.child import Ended, ask_child
+
+
+class Stops:
+    """It stops the process that reads it."""
+
+    def __reduce__(self):
+        return signal.pause, ()
 
 
 def ask(order, limit_s=60.0, **environ):
@@ -30,3 +39,9 @@ def test_a_child_that_exits_without_an_answer_ends_with_its_code():
 
 def test_a_child_that_takes_too_long_is_ended():
     assert ask("wait", limit_s=0.5) == Ended(is_late=True, why="not done within 0.5 s")
+
+
+def test_a_child_that_does_not_read_all_of_its_order_is_ended():
+    large = bytes(1 << 20)  # more than a pipe holds
+
+    assert ask([Stops(), large], limit_s=0.5).is_late

@@ -1,13 +1,15 @@
 """Keep on disk which strategy is being tried, for the case that it ends the process."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import jax
 
 from replicator.base.host.compilation_cache import private_directory
+from replicator.strategies.choose import Candidate
 from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import parameters_of
 from replicator.tuning.choosing.candidates import Work
@@ -18,6 +20,7 @@ class Attempts:
 
     Attributes:
       ended: Their names.
+      file: File that has them; None if nothing is kept.
 
     Args:
       work: Work of the step.
@@ -36,7 +39,7 @@ class Attempts:
         ]
         text = json.dumps([*about, *where])
         name = hashlib.sha256(text.encode()).hexdigest()[:16] + ".json"
-        self._file = None if directory is None else directory / name
+        self.file = None if directory is None else directory / name
         self.ended = self._read()
 
     @contextlib.contextmanager
@@ -49,18 +52,41 @@ class Attempts:
             self._write(self.ended)
 
     def _read(self) -> set[str]:
-        if self._file is None:
+        if self.file is None:
             return set()
         try:
-            return set(json.loads(self._file.read_text()))
+            return set(json.loads(self.file.read_text()))
         except (OSError, ValueError, TypeError):
             return set()
 
     def _write(self, names: set[str]) -> None:
-        if self._file is None:
+        if self.file is None:
             return
         with contextlib.suppress(OSError):  # as the note that is missing costs little
             if names:
-                self._file.write_text(json.dumps(sorted(names)))
+                self.file.write_text(json.dumps(sorted(names)))
             else:
-                self._file.unlink(missing_ok=True)
+                self.file.unlink(missing_ok=True)
+
+
+def without_ended(
+    candidates: Sequence[Candidate], ended: Collection[str]
+) -> tuple[Candidate, ...]:
+    """Return candidates, those that ended a process as failed; but all, if none stays.
+
+    A process may also end for other reasons, and one candidate must be tried again.
+
+    Args:
+      candidates: All candidates.
+      ended: Names of those that ended a process.
+    """
+    waiting = {each.name for each in candidates if each.status == "waiting"}
+    if waiting <= set(ended):
+        return tuple(candidates)
+    why = "it ended the process that tried it last time"
+    return tuple(
+        dataclasses.replace(each, status="failed", why=why)
+        if each.name in waiting and each.name in ended
+        else each
+        for each in candidates
+    )

@@ -9,8 +9,10 @@ from replicator.base.number_lists import lists_as_arrays
 from replicator.base.tracebacks import short_tracebacks
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.engine.first_update.one_device import on_host
+from replicator.engine.replicated import ReplicatedLayout
 from replicator.engine.sharded_step import CompileOptions
 from replicator.errors import ArgumentError, check_function
+from replicator.inputs.placement import placed_shapes
 from replicator.strategies.machine import Machine
 from replicator.strategies.rule import Partition
 from replicator.strategies.strategy import Strategy
@@ -70,7 +72,7 @@ class Chooser:
           machine: Their links and figures; by default as JAX sees them.
           candidates: Strategies to choose from; by default all that make sense.
           tensor_rules: Rules of the model for `tensor_parallel`, which is tried then.
-          lossy: Whether gradients may travel in narrow forms.
+          lossy: Whether gradients may travel in narrow forms; with `replicator`.
           trials: Most strategies to time; 0 decides by the model alone.
           accumulate: Number of microbatches of an update.
           memory_limit_bytes: Memory of a device; as it reports it by default.
@@ -83,6 +85,7 @@ class Chooser:
 
         Raises:
           ArgumentError: An argument breaks its rule, or no candidate works.
+          BatchError: `batch` is no batch.
           DeviceMemoryError: None fits; names the nearest, and a change that fits.
         """
         check_function("step_fn", step_fn, "state, batch", "state, batch, key")
@@ -97,14 +100,14 @@ class Chooser:
             limit_s=limit_s,
         )
         if replicator is None:
+            _require_replicator(options)
             decision = Decision(replica_mesh(devices=devices), None, "fast")
         else:
-            decision = replicator.decision
-            _require_open(decision)
+            decision = _open_decision(replicator, devices)
         subject = Subject(
             step_fn=step_fn,
             init_fn=init_fn,
-            batch=on_host(lists_as_arrays(batch, name="batch")),
+            batch=_checked_batch(batch, decision),
             decision=decision,
             options=CompileOptions(accumulate=accumulate),
             seed=seed,
@@ -117,13 +120,45 @@ class Chooser:
         return dataclasses.replace(choice, replicator=replicator)
 
 
-def _require_open(decision: Decision) -> None:
-    if decision.is_made:
+def _require_replicator(options: ChoosingOptions) -> None:
+    if options.lossy:
+        raise ArgumentError(
+            "`replicator` must be given with `lossy=True`, got None: only optimizers "
+            'that it wrapped send narrow forms. Pass one with `strategy="auto"`.'
+        )
+
+
+def _open_decision(replicator: Any, devices: Sequence[Any] | None) -> Decision:
+    decision = getattr(replicator, "decision", None)
+    is_one = isinstance(decision, Decision)
+    if not is_one or decision.is_made:
+        got = repr(replicator)
+        if is_one:
+            under = decision.layout.describe().get("name", "data_parallel")
+            got = f"one under {under}"
         raise ArgumentError(
             '`replicator` must be one with `strategy="auto"` that is not decided yet, '
-            f"got one under {decision.layout.describe().get('name', 'data_parallel')}. "
-            "Leave it out, and use `choice.replicator`."
+            f"got {got}. Leave it out, and use `choice.replicator`."
         )
+    if devices is not None:
+        raise ArgumentError(
+            "`devices` must be left out with a `replicator`, which has its own, got "
+            f"{len(devices)}. Pass them to `Replicator` itself."
+        )
+    return decision
+
+
+def _checked_batch(batch: PyTree, decision: Decision) -> PyTree:
+    """Return a global batch on the host.
+
+    Raises:
+      BatchError: It is none.
+    """
+    assert decision.devices is not None, "the devices are here"
+    batch = lists_as_arrays(batch, name="batch")
+    one = replica_mesh(1, devices=[decision.devices.devices.flat[0]])
+    placed_shapes(batch, ReplicatedLayout(one))
+    return on_host(batch)
 
 
 def choose_for(

@@ -97,12 +97,12 @@ class ElsewhereMeasurer:
 
     def _ask(self, verb: str, name: str, **asked: Any) -> Any:
         question = {"verb": verb, "name": name, **asked}
-        child, messages = self._child or self._started()
         until_s = time.monotonic() + self._limit_s
-        send(child, json.dumps(question).encode() + b"\n")
+        child, messages = self._child or self._started(until_s)
+        send(child, json.dumps(question).encode() + b"\n", until_s)
         line = _line(child, until_s)
         if not line:
-            why = f"no answer within {self._limit_s:g} s"
+            why = f"no answer within {self._limit_s:g} s of `limit_s`"
             if time.monotonic() < until_s:
                 why = how_it_ended(child, messages)
             self.close()
@@ -112,7 +112,7 @@ class ElsewhereMeasurer:
             self._known.add(name)
         return _ANSWERS[answer.pop("kind")](answer)
 
-    def _started(self) -> tuple[GuardedProcess, IO[bytes]]:
+    def _started(self, until_s: float) -> tuple[GuardedProcess, IO[bytes]]:
         self._child = self._ending.enter_context(
             started_child(process.__name__, {"JAX_PLATFORMS": "cpu"})
         )
@@ -121,7 +121,7 @@ class ElsewhereMeasurer:
             "devices": self._count,
         }
         head = import_path() + json.dumps(about).encode() + b"\n"
-        send(self._child[0], head + self._subject)
+        send(self._child[0], head + self._subject, until_s)
         return self._child
 
 

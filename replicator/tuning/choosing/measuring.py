@@ -193,10 +193,6 @@ class Measurer:
         except Exception as failure:
             return Failed(name=name, why=reason(failure))
 
-    def drop(self, name: str) -> None:
-        """Forget the program of a strategy that is not measured any more."""
-        self._ready.pop(name, None)
-
     def _compile(
         self, name: str, strategy: Strategy, options: CompileOptions
     ) -> CompiledStrategy:

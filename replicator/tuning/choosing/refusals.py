@@ -29,7 +29,8 @@ def nothing_fits(
         named = "; ".join(f"{each.name}: {each.why}" for each in search.candidates)
         return ArgumentError(
             "`strategy` must be found among candidates that work, got none: "
-            f"{named[:_LONGEST]}. Mend the step, or pass other `candidates`."
+            f"{named[:_LONGEST]}. Mend the step, or pass other `candidates`, or a "
+            "larger `limit_s`."
         )
     compiled = [each for each in over if each.need_bytes]  # others need more than said
     nearest = min(compiled or over, key=lambda one: one.need_bytes or one.least_bytes)

@@ -10,7 +10,6 @@ first one's numbers count in all.
 
 import dataclasses
 import logging
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,11 +19,12 @@ from jax.sharding import Mesh
 from replicator.base.mesh import spans_processes
 from replicator.base.out_of_memory import readable
 from replicator.distributed.agreement import exchange
-from replicator.engine.memory import MemoryNeed, larger_divisors, may_fit
+from replicator.engine.memory import larger_divisors, may_fit
 from replicator.engine.memory import memory_limit_bytes as limit_of
 from replicator.errors import (
     ArgumentError,
     check_count,
+    check_flags,
     check_kind,
     check_positive,
     check_whole,
@@ -43,10 +43,11 @@ from replicator.strategies.choose import (
     decide,
 )
 from replicator.strategies.cost import bytes_by_level
-from replicator.strategies.machine import Machine
+from replicator.strategies.hardware import Hardware
+from replicator.strategies.machine import Link, Machine
 from replicator.strategies.rule import Partition
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.choosing.attempts import Attempts
+from replicator.tuning.choosing.attempts import Attempts, without_ended
 from replicator.tuning.choosing.candidates import (
     Work,
     candidates_for,
@@ -77,6 +78,8 @@ class ChoosingOptions:
 
     def __post_init__(self) -> None:
         check_kind("machine", self.machine, Machine)
+        _check_candidates(self.candidates)
+        check_flags(lossy=self.lossy)
         check_whole("trials", self.trials)
         if self.trials < 0:
             raise ArgumentError(
@@ -114,11 +117,17 @@ class Choosing:
     ) -> None:
         self._note = note
         self._subject, self._devices, self._options = subject, devices, options
-        self._machine = _machine(subject.decision, options)
-        self._memory_bytes = _memory_bytes(devices, self._machine, options)
-        self._until_s = time.monotonic() + options.limit_s
-        self._needs: dict[str, MemoryNeed] = {}
         self._together = spans_processes(devices)
+        # Hosts may have measured figures of their own.
+        machine = _machine(subject.decision, options)
+        plain = self._exchanged("machine", dataclasses.asdict(machine))[0]
+        self._machine = _with_figures(machine, plain)
+        _check_figures(self._machine, options)
+        memory_bytes = _memory_bytes(devices, self._machine, options)
+        every = self._exchanged("memory", memory_bytes)
+        self._memory_bytes = min(filter(None, every), default=None)
+        self._until_s = time.monotonic() + options.limit_s
+        self._compile_s = 0.0  # of the last that was compiled
         self.work: Work | None = None
 
     def search(self) -> Search:
@@ -136,19 +145,20 @@ class Choosing:
         return self._machine
 
     def _measurer(self) -> Measurer | ElsewhereMeasurer:
+        here = Measurer(self._subject, self._devices)
         is_cpu = self._devices.devices.flat[0].platform == "cpu"
         if is_cpu and not self._together:
             try:
                 return ElsewhereMeasurer(
                     self._subject, self._devices, limit_s=self._options.limit_s * _SHARE
                 )
-            except (pickle.PicklingError, TypeError, AttributeError) as failure:
+            except Exception as failure:  # of the user's objects, of any kind
                 _log.warning(
                     "Strategies are tried in this process, as the step cannot be "
                     "pickled: %s",
                     failure,
                 )
-        return Measurer(self._subject, self._devices)
+        return here
 
     def _searched(self, measurer: Measurer | ElsewhereMeasurer) -> Search:
         work = self.work = measurer.work()
@@ -163,16 +173,24 @@ class Choosing:
             for n in names
         }
         search = Search(
-            candidates=tuple(_without_ended(each, ended) for each in found),
+            candidates=without_ended(found, ended),
             trials=self._options.trials,
             memory_bytes=self._memory_bytes,
         )
+        if ended:
+            _log.warning(
+                "Strategies are left out that ended the process that tried them (%s). "
+                "Delete %s to try them again.",
+                *(", ".join(sorted(ended)), attempts.file),
+            )
         search, action = decide(search)
         while action.verb != "end":
             self._note(f"{action.verb} {action.name}")
             with attempts.noted(action.name):
                 event = self._done(measurer, search, action, work.examples)
-            search, action = decide(search, self._agreed(event))
+            event = self._agreed(event)
+            self._require_time(search, event)
+            search, action = decide(search, event)
         if action.name is None:
             raise nothing_fits(search, self._microbatches(measurer, work.examples))
         return search
@@ -187,7 +205,7 @@ class Choosing:
             )
         found: dict[str, Strategy] = {}
         for each in self._options.candidates:
-            check_kind("candidates", each, Strategy)
+            each = each.for_hosts(self._machine.devices_per_host)
             sizes = {"shard": each.shard, "model": each.model, "replica": each.replica}
             cut = [f"{n}={size}" for n, size in sizes.items() if (size or 1) > 1]
             name = f"{each.name}({', '.join(cut)})" if cut else each.name
@@ -220,9 +238,7 @@ class Choosing:
         found = measurer.compile(name, search.of(name).strategy)
         if isinstance(found, Failed):
             return found
-        self._require_time(search, found.seconds)
-        if found.need is not None:
-            self._needs[name] = found.need
+        self._compile_s = found.seconds
         return Compiled(
             name=name,
             program=found.program,
@@ -232,11 +248,14 @@ class Choosing:
             remedy=self._remedy(found, examples),
         )
 
-    def _require_time(self, search: Search, seconds: float) -> None:
+    def _require_time(self, search: Search, event: Event) -> None:
         """Refuse more candidates than fit in the time, once the first is compiled."""
         asked = self._options.candidates
-        if asked is None or any(each.program for each in search.candidates):
+        if asked is None or not isinstance(event, Compiled):
             return
+        if any(each.program for each in search.candidates):
+            return
+        seconds = self._exchanged("compiled", self._compile_s)[0]
         if failure := too_many(len(asked), seconds, self._options.limit_s):
             raise failure
 
@@ -292,11 +311,19 @@ class Choosing:
         return exchange(f"choose/{name}", value) if self._together else [value]
 
 
-def _without_ended(candidate: Candidate, ended: set[str]) -> Candidate:
-    if candidate.name not in ended or candidate.status != "waiting":
-        return candidate
-    why = "it ended the process that tried it last time"
-    return dataclasses.replace(candidate, status="failed", why=why)
+def _check_candidates(candidates: Sequence[Strategy] | None) -> None:
+    if candidates is None:
+        return
+    is_list = isinstance(candidates, list | tuple)
+    if (
+        not is_list
+        or not candidates
+        or not all(isinstance(each, Strategy) for each in candidates)
+    ):
+        raise ArgumentError(
+            f"`candidates` must be a list of strategies, got {candidates!r}. Write "
+            "`[strategies.data_parallel(), strategies.fsdp()]`, or leave it out."
+        )
 
 
 def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
@@ -312,12 +339,26 @@ def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
             f"{machine.name} with {machine.num_devices}. Leave it out, or use "
             "`replicator.fake_devices`."
         )
+    return machine
+
+
+def _with_figures(machine: Machine, plain: Mapping[str, Any]) -> Machine:
+    """Return a machine with links and figures of another, which is plain data."""
+    links = tuple(
+        Link(**{**each, "torus": tuple(each["torus"]), "wraps": tuple(each["wraps"])})
+        for each in plain["links"]
+    )
+    figures = plain["hardware"]
+    hardware = None if figures is None else Hardware(**figures)
+    return dataclasses.replace(machine, links=links, hardware=hardware)
+
+
+def _check_figures(machine: Machine, options: ChoosingOptions) -> None:
     if machine.hardware is None and options.trials == 0:
         raise ArgumentError(
             f"`trials` must be at least 1 for {machine.name}, whose figures are not "
             "known, got 0. Run `replicator devices --calibrate`, or pass a `machine`."
         )
-    return machine
 
 
 def _memory_bytes(

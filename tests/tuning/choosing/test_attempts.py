@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from replicator.strategies import Machine
-from replicator.tuning.choosing.attempts import Attempts
+from replicator.strategies import Machine, data_parallel, fsdp
+from replicator.strategies.choose import Candidate
+from replicator.tuning.choosing.attempts import Attempts, without_ended
 from replicator.tuning.choosing.candidates import Work
 
 WORK = Work(variables=(), examples=8, batch_bytes=8, flops={}, product_bytes=0)
@@ -47,3 +48,11 @@ def test_another_step_does_not_share_it():
     other = Work(variables=(), examples=9, batch_bytes=8, flops={}, product_bytes=0)
     assert Attempts(other, MACHINE).ended == set()
     assert attempts().ended == {"fsdp"}
+
+
+def test_what_ended_a_process_is_tried_again_where_nothing_else_is_left():
+    both = [Candidate(name=s.name, strategy=s) for s in (data_parallel(), fsdp())]
+    found = without_ended(both, {"fsdp"})
+    assert [each.status for each in found] == ["waiting", "failed"]
+    found = without_ended(both, {"fsdp", "data_parallel"})
+    assert [each.status for each in found] == ["waiting", "waiting"]

@@ -1,5 +1,6 @@
 """Whole choices: `replicator.choose`, and runs with `strategy="auto"`."""
 
+import ctypes
 import json
 import pickle
 
@@ -9,7 +10,7 @@ import pytest
 import replicator
 from replicator import Replicator
 from replicator.errors import ArgumentError, DeviceMemoryError
-from replicator.strategies import Machine, data_parallel
+from replicator.strategies import Machine, data_parallel, hybrid
 from replicator.tuning.choosing.decision import Decision
 from tests.tuning.choosing.subjects import BATCH, STRATEGIES, deadly, plain
 
@@ -40,6 +41,11 @@ def test_an_optimizer_reaches_another_process_without_devices():
     assert not sent.is_made
 
 
+def test_an_optimizer_of_ordered_sums_reaches_another_process():
+    ordered = Replicator(reduction="ordered", compilation_cache=False)
+    assert not pickle.loads(pickle.dumps(ordered.decision)).is_made
+
+
 def test_an_optimizer_made_before_the_decision_works_after_it():
     rep = auto()
     step_fn, init_fn, batch = plain(rep)
@@ -55,6 +61,15 @@ def test_a_choice_is_timed_and_has_a_replicator():
     assert {each.gate for each in choice.candidates} <= {"reference", "same"}
     assert choice.replicator.layout.describe()["engine"] in ("replicates", "partitions")
     assert str(choice).startswith(f"{choice.chosen.name} on 8 x cpu (timed)")
+
+
+@pytest.mark.slow
+def test_a_candidate_takes_devices_of_a_host_from_the_machine():
+    machine = Machine.from_topology("h100:2x4")
+    choice = replicator.choose(
+        *plain(), candidates=[hybrid()], machine=machine, trials=0
+    )
+    assert choice.strategy.shard == 4
 
 
 @pytest.mark.slow
@@ -82,10 +97,10 @@ def test_where_nothing_fits_the_error_names_the_nearest_and_a_change():
 @pytest.mark.slow
 def test_a_step_that_cannot_be_sent_is_tried_here(caplog):
     step_fn, init_fn, batch = plain()
-    lock = jax.devices()[0].client  # of this process alone
+    pointer = ctypes.pointer(ctypes.c_int())  # pickling it raises ValueError
 
     def held(state, batch):
-        assert lock is not None
+        assert pointer is not None
         return step_fn(state, batch)
 
     choice = replicator.choose(held, init_fn, batch, candidates=[data_parallel()])
