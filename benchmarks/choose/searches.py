@@ -7,7 +7,13 @@ import jax
 
 from benchmarks.choose.models import Model
 from replicator.base.mesh import replica_mesh
-from replicator.strategies.choose import Candidate, Compiled, Failed, Search, decide
+from replicator.strategies.choose import (
+    Candidate,
+    CandidateFailed,
+    Compiled,
+    Search,
+    decide,
+)
 from replicator.strategies.cost import bytes_by_level
 from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
@@ -30,14 +36,16 @@ class Programs:
     def __init__(self, model: Model) -> None:
         mesh = replica_mesh(devices=jax.devices())
         self._measurer = Measurer(model.subject(), mesh)
-        self._found: dict[str, CompiledStrategy | Failed] = {}
+        self._found: dict[str, CompiledStrategy | CandidateFailed] = {}
 
     @functools.cached_property
     def work(self) -> Work:
         """Work of the step."""
         return self._measurer.work()
 
-    def compiled(self, name: str, strategy: Strategy) -> CompiledStrategy | Failed:
+    def compiled(
+        self, name: str, strategy: Strategy
+    ) -> CompiledStrategy | CandidateFailed:
         """Return what compiling showed, the first time or now."""
         known = f"{name} {strategy.devices_per_host}"
         if known not in self._found:
@@ -110,9 +118,9 @@ def _begun(case: Case) -> Search:
     return Search(candidates=candidates_of(case), trials=0, memory_bytes=limit)
 
 
-def _event(case: Case, candidate: Candidate) -> Compiled | Failed:
+def _event(case: Case, candidate: Candidate) -> Compiled | CandidateFailed:
     found = programs_of(case.model).compiled(candidate.name, candidate.strategy)
-    if isinstance(found, Failed):
+    if isinstance(found, CandidateFailed):
         return found
     return Compiled(
         name=candidate.name,

@@ -169,14 +169,14 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
+class CandidateFailed:
     """Event: a candidate failed: memory, compiler, NaN, time limit, a lost process."""
 
     name: str
     why: str
 
 
-class OutOfTime:
+class NoTimeLeft:
     """Event: there is no time for more."""
 
 
@@ -184,7 +184,7 @@ class HalfTime:
     """Event: the time for compiling is over."""
 
 
-Event = Compiled | Checked | Timed | Failed | HalfTime | OutOfTime | None
+Event = Compiled | Checked | Timed | CandidateFailed | HalfTime | NoTimeLeft | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +248,7 @@ def _taken(search: Search, event: Event) -> Search:
         case Timed():
             seconds = (*search.of(event.name).seconds, event.seconds)
             return search.with_(event.name, seconds=seconds)
-        case Failed():
+        case CandidateFailed():
             return search.with_(event.name, status="failed", why=event.why)
         case HalfTime():
             return replace(search, has_compiled=True)

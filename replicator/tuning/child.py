@@ -46,7 +46,7 @@ _FAKE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\d+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class ChildEnd:
     """The end of a child that has not answered.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ended:
 
 def ask_child(
     module: str, order: Any, *, limit_s: float, **environ: str
-) -> bytes | Ended:
+) -> bytes | ChildEnd:
     """Run a module's `main` in a process of its own; return what it writes.
 
     Args:
@@ -75,8 +75,8 @@ def ask_child(
         if written:
             return written
         if is_late:
-            return Ended(is_late=True, why=f"not done within {limit_s:g} s")
-        return Ended(is_late=False, why=how_it_ended(process, messages))
+            return ChildEnd(is_late=True, why=f"not done within {limit_s:g} s")
+        return ChildEnd(is_late=False, why=how_it_ended(process, messages))
 
 
 def how_it_ended(process: GuardedProcess, messages: IO[bytes]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.child import Ended, ask_child
+from replicator.tuning.child import ChildEnd, ask_child
 from replicator.tuning.outcome import CompileOutcome
 from replicator.tuning.problem import ProblemFile, ProblemFn
 
@@ -58,7 +58,7 @@ def compile_step(
     """
     began_s = time.monotonic()
     answer = ask_child(_PROGRAM, order, limit_s=limit_s)
-    if isinstance(answer, Ended):
+    if isinstance(answer, ChildEnd):
         return CompileOutcome(
             status="timeout" if answer.is_late else "died",
             reason=answer.why,

@@ -16,7 +16,7 @@ from typing import Any
 from replicator.errors import ArgumentError, check_count
 from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.child import Ended, ask_child
+from replicator.tuning.child import ChildEnd, ask_child
 from replicator.tuning.named import NamedStrategy, strategies_on
 from replicator.tuning.problem import ProblemFile, ProblemFn
 from replicator.tuning.rehearsal import Rehearsal, nearest_mesh
@@ -75,7 +75,7 @@ def rehearse(order: RehearsalOrder, *, limit_s: float = LIMIT_S) -> Rehearsal:
     found = started_rehearsal(order)
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_FAST_COMPILER} {_PATIENT}".strip()
     answer = ask_child(_PROGRAM, order, limit_s=limit_s, XLA_FLAGS=flags)
-    if not isinstance(answer, Ended):
+    if not isinstance(answer, ChildEnd):
         found = Rehearsal.from_json(answer)
         if found.status == "problem":
             raise ArgumentError(found.reason)

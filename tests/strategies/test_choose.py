@@ -7,11 +7,11 @@ import pytest
 
 from replicator.strategies.choose import (
     Candidate,
+    CandidateFailed,
     Checked,
     Compiled,
-    Failed,
     HalfTime,
-    OutOfTime,
+    NoTimeLeft,
     Search,
     Timed,
     cannot_win,
@@ -127,7 +127,7 @@ def test_equal_programs_are_timed_once():
 @pytest.mark.parametrize("verb", ["compile", "check", "time"])
 def test_a_failure_is_named_and_the_search_goes_on(verb):
     def fails(found, seconds):
-        return Failed(name=found.name, why="RESOURCE_EXHAUSTED")
+        return CandidateFailed(name=found.name, why="RESOURCE_EXHAUSTED")
 
     two = candidate("fsdp"), candidate("zero2")
     search, winner, _ = searched(*two, answers={(verb, "zero2"): fails})
@@ -137,7 +137,7 @@ def test_a_failure_is_named_and_the_search_goes_on(verb):
 
 def test_one_that_fails_makes_room_for_the_next():
     three = candidate("fsdp"), candidate("zero2", 2.0), candidate("hybrid", 3.0)
-    answers = {("check", "zero2"): lambda *_: Failed(name="zero2", why="NaN")}
+    answers = {("check", "zero2"): lambda *_: CandidateFailed(name="zero2", why="NaN")}
     _, _, done = searched(*three, trials=2, answers=answers)
     assert ("time", "hybrid") in done
 
@@ -189,7 +189,7 @@ def test_where_none_is_faster_data_parallel_is_chosen():
 
 
 def test_without_time_the_best_so_far_is_chosen():
-    answers = {("time", "zero2"): lambda *_: OutOfTime()}
+    answers = {("time", "zero2"): lambda *_: NoTimeLeft()}
     search, winner, _ = searched(
         candidate("fsdp"), candidate("zero2", 0.1), answers=answers
     )

@@ -2,7 +2,7 @@
 
 import signal
 
-from replicator.tuning.child import Ended, ask_child
+from replicator.tuning.child import ChildEnd, ask_child
 
 
 class Stops:
@@ -28,17 +28,19 @@ def test_a_child_has_what_is_added_to_its_environment():
 def test_a_child_that_aborts_ends_with_the_signal_and_its_last_words():
     found = ask("abort")
 
-    assert isinstance(found, Ended)
+    assert isinstance(found, ChildEnd)
     assert not found.is_late
     assert found.why == "it was killed by SIGABRT: the compiler has given up"
 
 
 def test_a_child_that_exits_without_an_answer_ends_with_its_code():
-    assert ask("exit") == Ended(is_late=False, why="it exited with code 3: ")
+    assert ask("exit") == ChildEnd(is_late=False, why="it exited with code 3: ")
 
 
 def test_a_child_that_takes_too_long_is_ended():
-    assert ask("wait", limit_s=0.5) == Ended(is_late=True, why="not done within 0.5 s")
+    assert ask("wait", limit_s=0.5) == ChildEnd(
+        is_late=True, why="not done within 0.5 s"
+    )
 
 
 def test_a_child_that_does_not_read_all_of_its_order_is_ended():

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.engine.memory import MemoryNeed
-from replicator.strategies.choose import Checked, Failed, Timed
+from replicator.strategies.choose import CandidateFailed, Checked, Timed
 from replicator.strategies.strategy import Strategy
 from replicator.strategies.text import to_json
 from replicator.tuning.child import (
@@ -64,19 +64,19 @@ class ElsewhereMeasurer:
 
     def compile(
         self, name: str, strategy: Strategy, *, accumulate: int | None = None
-    ) -> CompiledStrategy | Failed:
+    ) -> CompiledStrategy | CandidateFailed:
         """As `Measurer.compile`."""
         self._strategies[name] = strategy
         asked = {"strategy": to_json(strategy), "accumulate": accumulate}
         return self._ask("compile", name, **asked)
 
-    def check(self, name: str, reference: str) -> Checked | Failed:
+    def check(self, name: str, reference: str) -> Checked | CandidateFailed:
         """As `Measurer.check`."""
         return self._again(reference, name) or self._ask(
             "check", name, reference=reference
         )
 
-    def time(self, name: str) -> Timed | Failed:
+    def time(self, name: str) -> Timed | CandidateFailed:
         """As `Measurer.time`."""
         return self._again(name) or self._ask("time", name)
 
@@ -86,13 +86,13 @@ class ElsewhereMeasurer:
         self._known.clear()
         self._ending.close()
 
-    def _again(self, *names: str) -> Failed | None:
+    def _again(self, *names: str) -> CandidateFailed | None:
         """Compile again what a process that died had compiled."""
         for name in names:
             if name not in self._known:
                 found = self.compile(name, self._strategies[name])
-                if isinstance(found, Failed):
-                    return Failed(name=names[-1], why=found.why)
+                if isinstance(found, CandidateFailed):
+                    return CandidateFailed(name=names[-1], why=found.why)
         return None
 
     def _ask(self, verb: str, name: str, **asked: Any) -> Any:
@@ -106,9 +106,9 @@ class ElsewhereMeasurer:
             if time.monotonic() < until_s:
                 why = how_it_ended(child, messages)
             self.close()
-            return Failed(name=name, why=why)
+            return CandidateFailed(name=name, why=why)
         answer = json.loads(line)
-        if verb == "compile" and answer["kind"] != "Failed":
+        if verb == "compile" and answer["kind"] != "CandidateFailed":
             self._known.add(name)
         return _ANSWERS[answer.pop("kind")](answer)
 
@@ -153,5 +153,5 @@ _ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "CompiledStrategy": _compiled,
     "Checked": lambda answer: Checked(**answer),
     "Timed": lambda answer: Timed(**answer),
-    "Failed": lambda answer: Failed(**answer),
+    "CandidateFailed": lambda answer: CandidateFailed(**answer),
 }

@@ -1,7 +1,7 @@
 """Compile a step under a strategy, compare one update of it, and time it: here.
 
-Each answer is plain data, and a failure an answer, too: `Failed`. One state is there at
-a time. Programs stay, so that strategies can be timed in turns.
+Each answer is plain data, and a failure an answer, too: `CandidateFailed`. One state is
+there at a time. Programs stay, so that strategies can be timed in turns.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ from replicator.engine.step.state import (
 from replicator.engine.step.transforms import lift
 from replicator.errors import ReplicatorError, takes
 from replicator.inputs.placement import place, placed_shapes
-from replicator.strategies.choose import Checked, Failed, Timed
+from replicator.strategies.choose import CandidateFailed, Checked, Timed
 from replicator.strategies.cost import Features
 from replicator.strategies.strategy import Strategy
 from replicator.strategies.variables import variables_of
@@ -163,7 +163,7 @@ class Measurer:
 
     def compile(
         self, name: str, strategy: Strategy, *, accumulate: int | None = None
-    ) -> CompiledStrategy | Failed:
+    ) -> CompiledStrategy | CandidateFailed:
         """Compile the step under a strategy; a program that was compiled is not again.
 
         Args:
@@ -177,21 +177,21 @@ class Measurer:
         try:
             return self._compile(name, strategy, options)
         except Exception as failure:  # of the step, the strategy or the compiler
-            return Failed(name=name, why=reason(failure))
+            return CandidateFailed(name=name, why=reason(failure))
 
-    def check(self, name: str, reference: str) -> Checked | Failed:
+    def check(self, name: str, reference: str) -> Checked | CandidateFailed:
         """Compare one update of a strategy with that of another, from one state."""
         try:
             return self._check(name, reference)
         except Exception as failure:
-            return Failed(name=name, why=reason(failure))
+            return CandidateFailed(name=name, why=reason(failure))
 
-    def time(self, name: str) -> Timed | Failed:
+    def time(self, name: str) -> Timed | CandidateFailed:
         """Return the least seconds of a step in a few of them, from a fresh state."""
         try:
             return Timed(name=name, seconds=self._time(self._ready[name]))
         except Exception as failure:
-            return Failed(name=name, why=reason(failure))
+            return CandidateFailed(name=name, why=reason(failure))
 
     def _compile(
         self, name: str, strategy: Strategy, options: CompileOptions

@@ -33,11 +33,11 @@ from replicator.strategies.choose import (
     SPARE,
     Action,
     Candidate,
+    CandidateFailed,
     Compiled,
     Event,
-    Failed,
     HalfTime,
-    OutOfTime,
+    NoTimeLeft,
     Search,
     Timed,
     decide,
@@ -224,7 +224,7 @@ class Choosing:
         # By the first process's clock: all do the same, or one waits in a collective.
         left_s = self._exchanged("left", self._until_s - time.monotonic())[0]
         if left_s <= 0:
-            return OutOfTime()
+            return NoTimeLeft()
         fits = search.all_of("compiled", "slower") and not search.has_compiled
         if action.verb == "compile" and fits and left_s < self._options.limit_s / 2:
             return HalfTime()
@@ -236,7 +236,7 @@ class Choosing:
             assert search.reference is not None, "a check has a reference"
             return measurer.check(name, search.reference.name)
         found = measurer.compile(name, search.of(name).strategy)
-        if isinstance(found, Failed):
+        if isinstance(found, CandidateFailed):
             return found
         self._compile_s = found.seconds
         return Compiled(
@@ -277,14 +277,14 @@ class Choosing:
         """Return the first process's event; a failure in any process is one in all."""
         if not self._together or event is None:
             return event
-        if isinstance(event, OutOfTime | HalfTime):
+        if isinstance(event, NoTimeLeft | HalfTime):
             return event
         seconds = event.seconds if isinstance(event, Timed) else None
-        why = event.why if isinstance(event, Failed) else None
+        why = event.why if isinstance(event, CandidateFailed) else None
         found = self._exchanged("event", [why, seconds])
         for reason, _ in found:
             if reason is not None:
-                return Failed(name=event.name, why=reason)
+                return CandidateFailed(name=event.name, why=reason)
         if isinstance(event, Timed):
             return Timed(name=event.name, seconds=found[0][1])
         return event
@@ -299,7 +299,7 @@ class Choosing:
                 if time.monotonic() > self._until_s:
                     break
                 tried = measurer.compile(nearest.name, nearest.strategy, accumulate=k)
-                need = None if isinstance(tried, Failed) else tried.need
+                need = None if isinstance(tried, CandidateFailed) else tried.need
                 if need is not None and need.total_bytes <= limit_bytes:
                     size = readable(need.total_bytes)
                     return f"Use `accumulate={k}` under it: it needs {size}."

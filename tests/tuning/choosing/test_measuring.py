@@ -4,7 +4,7 @@ import pytest
 
 from replicator.base.mesh import replica_mesh
 from replicator.strategies import Rule, Rules
-from replicator.strategies.choose import Failed
+from replicator.strategies.choose import CandidateFailed
 from replicator.tuning.choosing.decision import Decision
 from replicator.tuning.choosing.measuring import Measurer, Subject
 from tests.tuning.choosing.subjects import STRATEGIES, plain
@@ -42,7 +42,7 @@ def test_a_turn_takes_seconds(measurer):
 def test_what_cannot_be_traced_fails_with_its_reason(measurer):
     cut = Rules([Rule(pattern="no/such", stored="shard")], shard=None)
     found = measurer.compile("cut", cut)
-    assert isinstance(found, Failed)
+    assert isinstance(found, CandidateFailed)
     assert "'no/such', which matches none" in found.why
 
 
