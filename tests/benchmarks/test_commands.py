@@ -57,6 +57,7 @@ TINY = {
     "gradient_coding": ["--rounds=2", "--steps=3"],
     "orphans": ["--rounds=2"],
     "hosts": ["--only=process 1"],
+    "slow_links": ["--mbit=400", "--only=W 128", "--turns=2"],
     "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
     "learner_faults": ["--rounds=5"],
     "upstream_launchpad": ["--only=test_nested_groups"],
@@ -128,6 +129,7 @@ EXACT = {
     "gradient_coding": {"parts_per_worker": 3},
     "orphans": {"left": 0, "rounds": 4},
     "hosts": {"failures": 0, "cases": 1},
+    "slow_links": {"cases": 1},
     "variable_service": {},
     "learner_faults": {"failures": 0, "rounds": 5},
     "controller_reshard": {"failures": 0, "host_copies": 0, "moves": 36},
@@ -149,7 +151,7 @@ NIGHTLY = {
     *("actor_learner", "checkpoint_stall", "docs", "goodput", "imagenet_resnet50"),
     *("emergency", "hosts", "launch_time", "launchers"),
     *("kill_resume", "learner_faults", "lm", "no_hang", "orphans"),
-    *("program_overhead", "rpc_soak", "session"),
+    *("program_overhead", "rpc_soak", "session", "slow_links"),
 }
 TIMEOUT_S = 1200  # for killing a run ten times on a busy machine
 
@@ -165,7 +167,7 @@ TIMEOUT_S = 1200  # for killing a run ten times on a busy machine
 def test_benchmark_ends_with_its_numbers_as_json(name, tmp_path):
     if name == "bucket_faults":
         pytest.importorskip("moto")
-    if name == "hosts":
+    if name in ("hosts", "slow_links"):
         skip_without_hosts(tmp_path)
     command = [sys.executable, "-m", module_of(name), *TINY[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -22,6 +22,7 @@ TABLE = {
     "demo": ("--steps 2 --directory run", "run/metrics.jsonl"),
     "launch": ("--processes 2 train.py", "done-1"),
     "program": ("shown --once --interval 0.1", None),
+    "plan": ("train.py:problem --topology h100:2 --strategy fsdp --json rows", "rows"),
     "report": ("run", "run/report.html"),
     "replay": ("died/postmortem/4", None),
     "checkpoints": ("saved", None),
@@ -44,6 +45,14 @@ for _ in range(3000):
     print("y", file=sys.stderr)
 open("done-" + os.environ["REPLICATOR_PROCESS_ID"], "w").close()
 """
+PROBLEM = """
+import jax, jax.numpy as jnp
+def problem(rep):
+    def step_fn(w, batch):
+        return w - (batch["x"] @ w).mean(), {}
+    batch = {"x": jax.ShapeDtypeStruct((8, 4), "float32")}
+    return step_fn, lambda key: jnp.zeros(4), batch
+"""
 CLI = [sys.executable, "-m", "replicator.cli"]
 
 
@@ -61,6 +70,8 @@ def prepare(command, folder):
     match command:
         case "launch":
             (folder / "train.py").write_text(TRAIN)
+        case "plan":
+            (folder / "train.py").write_text(PROBLEM)
         case "report":
             make_run(folder / "run")
         case "replay":

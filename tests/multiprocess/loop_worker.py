@@ -30,7 +30,7 @@ from replicator.training.watchdog import Limits, Watchdog
 from tests.loops import run_loop
 from tests.multiprocess.groups import die_with_parent
 
-STEPS = 2000
+STEPS = 1_000_000  # more than a signal takes to come
 
 
 class Batches:

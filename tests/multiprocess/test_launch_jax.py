@@ -1,6 +1,7 @@
 """Processes that meet, add over gloo, die in the middle of it, and start again."""
 
 import json
+import re
 import signal
 import time
 
@@ -55,7 +56,9 @@ def test_a_killed_rank_restarts_all_at_once(tmp_path, victim):
         kill(pids[victim], signal.SIGKILL)
         assert group.wait() == 0
         assert not group.alive()
-    group.wait_for(f"process {victim} was killed by SIGKILL")
+    # The other one ends by itself when its connection breaks, and may be seen first.
+    ends = f"process {victim} was killed by SIGKILL|process {1 - victim} exited with"
+    assert re.search(ends, group.text), group.text
     # About 30 ms on a quiet machine: it waits for no heartbeat.
     assert group.wait_for("starting all processes again now")[0][0] - killed_s < 30
     assert group.text.count("joined 1 3.0") == 2
