@@ -268,11 +268,7 @@ def check_count(
 
 
 def check_counts(owner: object, *names: str) -> None:
-    """Refuse fields that are not counts; turn NumPy integers into Python ones.
-
-    Raises:
-      ArgumentError: One is neither None nor a whole number of at least 1.
-    """
+    """Refuse fields that are neither None nor counts; make integers Python's."""
     for name in names:
         if (value := getattr(owner, name)) is not None:
             check_count(name, value)

@@ -829,6 +829,13 @@ def traced_for_another_shape():
     return pw.program(op).dataflow(np.ones(2))(np.ones(3))
 
 
+def one_future_twice():
+    pw = islands()
+    op = pw.fn(lambda x: x * 2, pw.slice(2), donate=(0,))
+    future = op(np.ones(2))
+    return pw.program(lambda x, y: (op(x), y * 2))(future, future)
+
+
 def called_when_closed():
     with islands() as pw:
         op = pw.fn(lambda x: x * 2, pw.slice(2))
@@ -3133,6 +3140,28 @@ ROWS = [
         ArgumentError,
         "a future must be of the same `pw`, got one of another, on slice0 (2 on "
         "island0). Pass its `result()`.",
+    ),
+    Row(
+        "A number that the dtype of its op does not hold",
+        lambda: an_op()(2**40),
+        ArgumentError,
+        "a number must fit int32, got 1099511627776. Pass an array of another dtype, "
+        "or set `jax_enable_x64`.",
+    ),
+    Row(
+        "A shape in place of an argument of a dataflow",
+        lambda: an_op()(jax.ShapeDtypeStruct((2,), jnp.float32)),
+        ArgumentError,
+        "a dataflow must be called with arrays, numbers or futures, got "
+        "ShapeDtypeStruct(shape=(2,), dtype=float32). Pass shapes to `dataflow`, which "
+        "runs nothing.",
+    ),
+    Row(
+        "A future that is donated and used by one dataflow",
+        one_future_twice,
+        ArgumentError,
+        "a future that an op takes the memory of must be one argument of its dataflow, "
+        "got it twice. Leave it out of `donate`.",
     ),
     Row(
         "A function of a slice that returns nothing",

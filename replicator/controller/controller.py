@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from replicator.base.types import Device, PyTree
+from replicator.controller.arguments import WEAK, check_leaves, copied, is_placed
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future, Pending
@@ -66,7 +66,7 @@ class Controller:
 
     def close(self) -> None:
         """Wait for what was called, and end the islands; results stay readable."""
-        with self._lock:
+        with self._lock:  # no message comes after it
             was_open, self._is_open = self._is_open, False
         if was_open:
             for island in self._islands.values():
@@ -177,9 +177,8 @@ class Controller:
         Raises:
           ArgumentError: `devices` are not those of a slice.
         """
-        found = next(
-            (each for each in self._slices.values() if each.devices is devices), None
-        )
+        slices = list(self._slices.values())  # another thread may add one
+        found = next((each for each in slices if each.devices is devices), None)
         if found is None:
             raise ArgumentError(
                 f"`devices` must be the devices of a slice, got {devices!r}. Pass "
@@ -229,9 +228,13 @@ class Controller:
           ArgumentError: A leaf is no array, or a future of another controller, or was
             donated.
         """
-        leaves, tree = jax.tree.flatten(args)
-        leaves = [leaf if _is_placed(leaf) else _copied(leaf) for leaf in leaves]
-        return leaves, (tree, tuple(map(self._look, leaves)))
+        given, tree = jax.tree.flatten(args)
+        leaves = [leaf if is_placed(leaf) else copied(leaf) for leaf in given]
+        looks = [
+            self._look(leaf, is_weak=type(was) in WEAK)
+            for leaf, was in zip(leaves, given, strict=True)
+        ]
+        return leaves, (tree, tuple(looks))
 
     def traced(
         self, name: str, fn: Callable[..., PyTree], signature: Any, *, fuse: bool
@@ -274,6 +277,7 @@ class Controller:
     def _submit(self, dataflow: Dataflow, leaves: Sequence[Any]) -> list[Future]:
         """Send each island its part of a run."""
         planned = dataflow.plan
+        check_leaves(leaves, planned.donated)
         values = {
             number: leaves[at]
             for at, numbers in planned.puts.items()
@@ -289,19 +293,32 @@ class Controller:
         }
 
         def submit(run: int) -> None:
-            self._check_open()
-            for name, orders in by_island.items():
-                number = self._numbers.get(name, 0)
-                self._numbers[name] = number + 1
-                message = Message(
-                    number=number, run=run, orders=orders, inputs=inputs, values=values
-                )
-                self._islands[name].submit(message)
+            with self._lock:
+                self._check_open()
+                # Another thread may have donated them since they were looked at.
+                for future in futures.values():
+                    future._check()
+                messages = {
+                    name: Message(
+                        number=self._numbers.get(name, 0),
+                        run=run,
+                        orders=orders,
+                        inputs=inputs,
+                        values=values,
+                    )
+                    for name, orders in by_island.items()
+                }
+                try:
+                    self._send(messages)
+                except BaseException:
+                    # Ctrl-C: islands that have theirs wait for those that have not.
+                    self._send(messages)
+                    raise
+                for at in planned.donated:
+                    leaves[at]._donated_to = dataflow.name
 
         taken = {number: future._pending for number, future in futures.items()}
         run = self._runs.start(planned.behind, pending, taken, submit)
-        for at in planned.donated:
-            leaves[at]._donated_to = dataflow.name
         for held, aval in zip(planned.outputs, dataflow.result_shapes, strict=True):
             # A result that is an argument, or another result, is the same future.
             if held.number not in futures:
@@ -315,9 +332,14 @@ class Controller:
                 )
         return [futures[held.number] for held in planned.outputs]
 
-    def _look(self, leaf: Any) -> Look:
+    def _send(self, messages: Mapping[str, Message]) -> None:
+        for name, message in messages.items():
+            self._numbers[name] = message.number + 1
+            self._islands[name].submit(message)
+
+    def _look(self, leaf: Any, *, is_weak: bool) -> Look:
         if not isinstance(leaf, Future):
-            is_weak = getattr(leaf, "weak_type", False)
+            is_weak = getattr(leaf, "weak_type", is_weak)
             return Look(tuple(leaf.shape), leaf.dtype, is_weak, None, None)
         if leaf._island is not self._islands.get(leaf.slice.island):
             raise ArgumentError(
@@ -325,7 +347,8 @@ class Controller:
                 f"{leaf.slice}. Pass its `result()`."
             )
         leaf._check()
-        return Look(leaf.shape, leaf.dtype, False, leaf.slice.name, leaf._layout)
+        name, layout = leaf.slice.name, leaf._layout
+        return Look(leaf.shape, leaf.dtype, leaf._is_weak, name, layout)
 
     def _check_slice(self, on: Slice) -> None:
         if self._slices.get(getattr(on, "name", "")) is not on:
@@ -375,20 +398,3 @@ def local(*, islands: int = 1, devices: int | None = None) -> Controller:
     if devices is not None:
         check_count("devices", devices)
     return Controller(lambda report: local_islands(islands, devices, report))
-
-
-def _is_placed(leaf: Any) -> bool:
-    return isinstance(leaf, Future | jax.Array | jax.ShapeDtypeStruct)
-
-
-def _copied(leaf: Any) -> Any:
-    """Return a value of the host as an array that the caller cannot change."""
-    try:
-        array = np.array(leaf)
-        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    except TypeError:
-        raise ArgumentError(
-            f"arguments of ops must be arrays, numbers or futures, got {leaf!r}. Bind "
-            "others by `functools.partial` before `pw.fn`."
-        ) from None
-    return array.astype(dtype, copy=False)

@@ -72,7 +72,10 @@ class Dataflow:
     def result_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shape and dtype of each result."""
         avals = self._traced.closed.out_avals
-        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        return [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in avals
+        ]
 
     def __str__(self) -> str:
         """Return its virtual form: an op a line, by slices."""

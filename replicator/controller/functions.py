@@ -87,7 +87,11 @@ class Function:
         self._traced: Callable[..., PyTree] = jax.jit(
             run,
             donate_argnums=tuple(donate),
-            **{key: self._shardings(specs) for key, specs in given.items() if specs},
+            **{
+                key: self._shardings(specs)
+                for key, specs in given.items()
+                if specs is not None
+            },
         )
 
     def __call__(self, *args: Any) -> PyTree:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -59,6 +60,7 @@ class Future(_Operators):
         self._key = key
         self._pending = pending
         self._layout = layout
+        self._is_weak = aval.weak_type
         self._donated_to = ""
         self.slice = on
         self.shape: tuple[int, ...] = aval.shape
@@ -109,7 +111,7 @@ class Future(_Operators):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Wait, and return it as an array of NumPy."""
-        return np.asarray(self.result(), dtype=dtype)
+        return np.array(self.result(), dtype=dtype, copy=copy)
 
     def __jax_array__(self) -> jax.Array:
         """Wait, and return it as an array of JAX."""
@@ -128,7 +130,13 @@ class Future(_Operators):
 
     def __len__(self) -> int:
         """Return the size of its first dimension."""
+        if not self.shape:
+            raise TypeError("len() of a future without dimensions")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        """Wait, and return its parts along the first dimension."""
+        return iter(self.result())
 
     def __float__(self) -> float:
         """Wait, and convert it."""
@@ -145,6 +153,10 @@ class Future(_Operators):
     def __str__(self) -> str:
         """Wait, and return its text."""
         return str(self.result())
+
+    def __format__(self, spec: str) -> str:
+        """Wait, and return its text: `f"{loss:.3f}"`."""
+        return format(self.result(), spec)
 
     def __repr__(self) -> str:
         """Wait, and return its text."""

@@ -295,3 +295,68 @@ def test_shard_map_runs_on_the_mesh_of_its_slice(pw):
         out_specs=P(),
     )
     assert values(pw.fn(body, on)(np.array([1.0, 2.0]))) == [3.0]
+
+
+def test_numbers_of_python_take_the_dtype_of_what_they_meet(pw):
+    scale = pw.fn(lambda x, by: x * by, pw.slice(1))
+    one = pw.fn(lambda: jnp.multiply(1.0, 2.0), pw.slice(1))
+    x = np.ones(2, jnp.bfloat16)
+    alone = scale(x, 2.0)
+    assert alone.dtype == pw.program(lambda x: scale(x, 2.0))(x).dtype == jnp.bfloat16
+    assert scale(x, one()).dtype == jnp.bfloat16
+
+
+def test_a_spec_that_names_no_axis_is_kept(pw):
+    on = pw.slice(2)
+    cut = pw.put(ONES, on, P("devices"))
+    assert pw.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
+
+
+def test_a_future_iterates_formats_and_copies_as_an_array_does(pw, ops):
+    future = ops[0](ONES)
+    assert [f"{part:.1f}" for part in future] == ["2.0", "2.0"]
+    assert f"{ops[0](ONES[0]):.3f}" == "2.000"
+    np.array(future)[0] = 3
+
+
+def test_an_array_that_was_given_is_not_donated(pw):
+    double = pw.fn(lambda x: x * 2, on := pw.slice(1))
+    given = double(np.ones(1000, np.float32)).result()
+    pw.fn(lambda x: x + 1, on, donate=(0,))(given).result()
+    assert not given.is_deleted()
+
+
+def test_an_array_that_was_deleted_fails_its_op_and_no_other(pw, ops):
+    a, b, _ = ops
+    lost = a(ONES)
+    lost.result().delete()
+    with pytest.raises(OpFailedError, match="op `send` on island0 failed"):
+        b(lost).result(60)
+    assert values(b(ONES)) == [2.0, 2.0]
+
+
+def test_ctrl_c_between_two_islands_leaves_neither_waiting(pw, ops, monkeypatch):
+    a, b, _ = ops
+    flow = pw.program(lambda x: b(a(x)))
+    submit, calls = pw._islands["island1"].submit, []
+
+    def interrupted(message):
+        calls.append(message)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        submit(message)
+
+    monkeypatch.setattr(pw._islands["island1"], "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        flow(ONES)
+    assert values(flow(ONES)) == [3.0, 3.0]
+
+
+def test_what_another_thread_donated_after_a_look_is_refused(pw, ops):
+    take = pw.fn(lambda x: x + 1, ops[0].slice, donate=(0,))
+    given = ops[0](ONES)
+    flow = pw.program(ops[0]).dataflow(given)
+    leaves, _ = pw.look((given,))
+    take(given)
+    with pytest.raises(ArgumentError, match="after it was donated"):
+        flow.run(leaves)

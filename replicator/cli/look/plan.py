@@ -10,7 +10,7 @@ from replicator.base.host.paths import expanded
 from replicator.base.out_of_memory import readable
 from replicator.cli.look.plan_plot import plot_of
 from replicator.engine.program_cost import engineering
-from replicator.errors import check_count, check_positive
+from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.replicator import Replicator
 from replicator.strategies.machine import Machine
 from replicator.strategies.table import aligned
@@ -108,6 +108,11 @@ def main(arguments: argparse.Namespace) -> int:
     for file in (arguments.json, arguments.plot):
         if file is not None:  # before hours of compiling
             file.parent.mkdir(parents=True, exist_ok=True)
+            if file.is_dir():
+                raise ArgumentError(
+                    f"`--json` and `--plot` must name files, got the folder {file}. "
+                    "Name a file in it."
+                )
     problem = ProblemFile.from_text(arguments.problem)
     topologies = topologies_of(arguments.topology)
     asked = arguments.strategy

@@ -131,14 +131,37 @@ class LocalIsland:
     def _work(self) -> None:
         while (item := self._inbox.get()) is not None:
             if isinstance(item, Message):
-                assert item.number == self._number, "a message is missing"
-                self._number += 1
-                for order in item.orders:
-                    self._execute(order, item)
+                # One that was sent again, after Ctrl-C, has been executed.
+                if item.number == self._number:
+                    self._number += 1
+                    for order in item.orders:
+                        self._try(order, item)
             else:
                 self._values.pop(item, None)
             # What it holds would live until the next message.
             del item
+
+    def _try(self, order: Order, message: Message) -> None:
+        """Execute an order; if it cannot be, fail what depends on it, and go on."""
+        try:
+            self._execute(order, message)
+        except Exception as failure:  # the user deleted an array, or no room is left
+            if isinstance(order, Drop):
+                raise
+            name = type(order).__name__.lower()
+            if isinstance(order, Call):
+                name, outputs = order.computation.name, order.outputs
+            else:
+                outputs = (order.output,)
+            error = self._failed(name, "", failure)
+            done: Future[None] = Future()
+            done.set_exception(error)
+            lost = _Value(None, done)
+            if isinstance(order, Send):
+                self._peers[order.target].deliver((message.run, order.output), lost)
+            else:
+                self._values.update({(message.run, n): lost for n in outputs})
+            self._report(message.run, outputs, error)
 
     def _execute(self, order: Order, message: Message) -> None:
         def key(value: int) -> Key:
@@ -237,15 +260,8 @@ class LocalIsland:
         value = self._slot(key).result()
         with self._mail_lock:
             del self._mail[key]
-        try:
-            array = None if value.array is None else self._moved(order, value.array)
-            self._values[key] = _Value(array, value.done)
-        except Exception as failure:  # a device has no room, say
-            error = self._failed("receive", "", failure)
-            done: Future[None] = Future()
-            done.set_exception(error)
-            self._values[key] = _Value(None, done)
-            self._report(run, (order.output,), error)
+        array = None if value.array is None else self._moved(order, value.array)
+        self._values[key] = _Value(array, value.done)
 
     def _moved(self, order: Receive, shards: Sequence[jax.Array]) -> jax.Array:
         """Return an array of shards that another island's devices hold."""
@@ -335,8 +351,11 @@ def _compile(
 
 
 def _put(value: Any, sharding: jax.sharding.Sharding | None = None) -> list[Any]:
-    placed = value if sharding is None else jax.device_put(value, sharding)
-    return [[], placed]
+    if sharding is None:
+        return [[], value]
+    # An op may be given its memory: that of the caller's array must not be.
+    may_alias = not isinstance(value, jax.Array)
+    return [[], jax.device_put(value, sharding, may_alias=may_alias)]
 
 
 def _first_error(inputs: Sequence[Future[None]]) -> BaseException | None:

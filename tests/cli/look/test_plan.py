@@ -74,6 +74,17 @@ def test_a_plan_of_gpus_is_printed_and_written(tmp_path, capsys):
     assert picture.read_text().startswith("<svg")
 
 
+def test_a_folder_in_place_of_a_file_is_refused_before_anything_is_compiled(
+    tmp_path, capsys
+):
+    place = f"{problems.__file__}:problem"
+    code = main(["plan", place, "--topology", "h100:2", f"--json={tmp_path}"])
+    assert code == 2
+    said = capsys.readouterr().err
+    assert "must name files" in said
+    assert "forecast" not in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "code", "part"),
