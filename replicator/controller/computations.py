@@ -15,14 +15,14 @@ from replicator.controller.islands.protocol import Computation
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
-from replicator.controller.tracing.groups import Group
+from replicator.controller.tracing.groups import OpGroup
 from replicator.controller.tracing.trace import Functions, op_of
 from replicator.engine.analysis.evaluator import bind, evaluate
 from replicator.engine.analysis.source_lines import user_line
 
 
 def computation_of(
-    group: Group,
+    group: OpGroup,
     eqns: Sequence[core.JaxprEqn],
     *,
     whole: core.ClosedJaxpr,

@@ -22,7 +22,7 @@ from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future, Pending
 from replicator.controller.islands.local import local_islands
-from replicator.controller.islands.protocol import Island, Key, Message, Report
+from replicator.controller.islands.protocol import Island, IslandMessage, Key, Report
 from replicator.controller.layouts import WHOLE
 from replicator.controller.plan import plan
 from replicator.controller.program import Look, Program
@@ -299,7 +299,7 @@ class Controller:
                 for future in futures.values():
                     future._check()
                 messages = {
-                    name: Message(
+                    name: IslandMessage(
                         number=self._numbers.get(name, 0),
                         run=run,
                         orders=orders,
@@ -332,7 +332,7 @@ class Controller:
                 )
         return [futures[held.number] for held in planned.outputs]
 
-    def _send(self, messages: Mapping[str, Message]) -> None:
+    def _send(self, messages: Mapping[str, IslandMessage]) -> None:
         for name, message in messages.items():
             self._numbers[name] = message.number + 1
             self._islands[name].submit(message)

@@ -32,14 +32,14 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.layouts import SliceLayout, plan_move
 from replicator.controller.orders import Step, behind, with_drops
 from replicator.controller.slices import Slice
-from replicator.controller.tracing.groups import Group, Grouped, variables
+from replicator.controller.tracing.groups import Grouped, OpGroup, variables
 from replicator.controller.tracing.trace import Functions, OpFunction, op_of
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class PlannedValue:
     """Where a value is: its number in the dataflow, its slice and layout."""
 
     number: int
@@ -63,7 +63,7 @@ class Plan:
     steps: Sequence[Step]
     inputs: Mapping[int, int]
     puts: Mapping[int, Sequence[int]]
-    outputs: Sequence[Held]
+    outputs: Sequence[PlannedValue]
     donated: frozenset[int]
     behind: Mapping[int, frozenset[int]]
 
@@ -116,7 +116,7 @@ class _Planner:
         )
         self._steps: list[tuple[float, Step]] = []
         self._count = 0
-        self._held: dict[core.Var, dict[str, list[Held]]] = {}
+        self._held: dict[core.Var, dict[str, list[PlannedValue]]] = {}
         self._made_at: dict[core.Var, float] = {}
         self._host: dict[core.Var, int] = {}
         self._inputs: dict[int, int] = {}
@@ -132,9 +132,11 @@ class _Planner:
             return
         slice_, layout = at
         number = self._inputs[position] = self._next()
-        self._keep(var, Held(number=number, slice=slice_, layout=layout), at=-1.0)
+        self._keep(
+            var, PlannedValue(number=number, slice=slice_, layout=layout), at=-1.0
+        )
 
-    def add_group(self, number: int, group: Group) -> None:
+    def add_group(self, number: int, group: OpGroup) -> None:
         """Compile a computation; order it, and what brings its operands."""
         eqns = [self._grouped.eqns[each] for each in group.numbers]
         made = [var for eqn in eqns for var in eqn.outvars]
@@ -152,9 +154,12 @@ class _Planner:
             self._donated.update(
                 position
                 for position, number_of in self._inputs.items()
-                if isinstance(taken_from, Held) and number_of == taken_from.number
+                if isinstance(taken_from, PlannedValue)
+                and number_of == taken_from.number
             )
-        layouts = (each.layout if isinstance(each, Held) else None for each in held)
+        layouts = (
+            each.layout if isinstance(each, PlannedValue) else None for each in held
+        )
         computation = computation_of(
             group,
             eqns,
@@ -175,7 +180,7 @@ class _Planner:
             ) from failure
         outputs = [self._next() for _ in outvars]
         numbers = tuple(
-            each.number if isinstance(each, Held) else each for each in held
+            each.number if isinstance(each, PlannedValue) else each for each in held
         )
         self._order(
             number,
@@ -184,7 +189,7 @@ class _Planner:
             f"{computation.name} on {_devices(group.slice)}",
         )
         for var, value, layout in zip(outvars, outputs, layouts, strict=True):
-            here = Held(number=value, slice=group.slice, layout=layout)
+            here = PlannedValue(number=value, slice=group.slice, layout=layout)
             self._keep(var, here, at=number)
 
     def finished(self) -> Plan:
@@ -202,7 +207,7 @@ class _Planner:
             behind=behind(steps, {held.number for held in outputs}),
         )
 
-    def _result(self, atom: core.Var | core.Literal) -> Held:
+    def _result(self, atom: core.Var | core.Literal) -> PlannedValue:
         home = None
         if not isinstance(atom, core.Literal):
             home = self._grouped.homes.get(atom)
@@ -221,11 +226,11 @@ class _Planner:
     def _order(self, at: float, island: str, order: Order, text: str) -> None:
         self._steps.append((at, Step(island=island, order=order, text=text)))
 
-    def _keep(self, var: core.Var, held: Held, at: float) -> None:
+    def _keep(self, var: core.Var, held: PlannedValue, at: float) -> None:
         self._held.setdefault(var, {}).setdefault(held.slice.name, []).append(held)
         self._made_at.setdefault(var, at)
 
-    def _needed_elsewhere(self, group: Group) -> set[core.Var]:
+    def _needed_elsewhere(self, group: OpGroup) -> set[core.Var]:
         """Return values of all equations that results or other computations take."""
         needed = set(variables(self._closed.jaxpr.outvars))
         for other in self._grouped.groups:
@@ -246,8 +251,8 @@ class _Planner:
         return {var: number for number, eqn in eqns for var in eqn.outvars}
 
     def _there(
-        self, var: core.Var, group: Group, spec: PartitionSpec | None, number: int
-    ) -> Held | int:
+        self, var: core.Var, group: OpGroup, spec: PartitionSpec | None, number: int
+    ) -> PlannedValue | int:
         """Return a value on a slice; order what brings it there."""
         slice_, at = group.slice, number - 0.5
         layout = None if spec is None else slice_.layout(spec)
@@ -266,8 +271,8 @@ class _Planner:
         return self._resharded(var, here[0], layout, at)
 
     def _put(
-        self, var: core.Var, group: Group, layout: SliceLayout | None, at: float
-    ) -> Held | int:
+        self, var: core.Var, group: OpGroup, layout: SliceLayout | None, at: float
+    ) -> PlannedValue | int:
         slice_, number = group.slice, self._next()
         if layout is None and group.step is None:
             layout = slice_.layout()
@@ -277,13 +282,13 @@ class _Planner:
         self._order(at, slice_.island, order, text)
         if layout is None:
             return number
-        held = Held(number=number, slice=slice_, layout=layout)
+        held = PlannedValue(number=number, slice=slice_, layout=layout)
         self._keep(var, held, at)
         return held
 
     def _moved(
         self, var: core.Var, slice_: Slice, wanted: SliceLayout | None, at: float
-    ) -> Held:
+    ) -> PlannedValue:
         """Move a value from the slice where it was made."""
         home = self._grouped.homes[var]
         source, made_at = self._held[var][home.name][0], self._made_at[var] + 0.25
@@ -312,19 +317,19 @@ class _Planner:
             shape=shape_of(var).shape,
         )
         self._order(at, slice_.island, receive, f"receive {text}")
-        held = Held(number=number, slice=slice_, layout=moves.arrived)
+        held = PlannedValue(number=number, slice=slice_, layout=moves.arrived)
         if moves.after is None:
             self._keep(var, held, at)
             return held
         return self._resharded(var, held, moves.after, at)
 
     def _resharded(
-        self, var: core.Var, held: Held, layout: SliceLayout, at: float
-    ) -> Held:
+        self, var: core.Var, held: PlannedValue, layout: SliceLayout, at: float
+    ) -> PlannedValue:
         slice_ = held.slice
         computation = reshard(var, slice_, held.layout, layout)
         self._islands[slice_.island].load(computation)
-        result = Held(number=self._next(), slice=slice_, layout=layout)
+        result = PlannedValue(number=self._next(), slice=slice_, layout=layout)
         order = Call(
             computation=computation, inputs=(held.number,), outputs=(result.number,)
         )
@@ -335,7 +340,7 @@ class _Planner:
         return result
 
     def _is_donated(
-        self, var: core.Var, eqns: Sequence[core.JaxprEqn], group: Group
+        self, var: core.Var, eqns: Sequence[core.JaxprEqn], group: OpGroup
     ) -> bool:
         """Return whether an op of a computation takes the memory of a value."""
         for eqn in eqns:

@@ -31,8 +31,8 @@ from replicator.controller.islands.protocol import (
     Drop,
     Island,
     IslandDevice,
+    IslandMessage,
     Key,
-    Message,
     Order,
     Put,
     Receive,
@@ -81,7 +81,7 @@ class LocalIsland:
         self._peers = peers
         self._compiled: weakref.WeakKeyDictionary[Computation, Callable[..., Any]]
         self._compiled = weakref.WeakKeyDictionary()
-        self._inbox: queue.SimpleQueue[Message | Key | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[IslandMessage | Key | None] = queue.SimpleQueue()
         self._number = 0
         self._values: dict[Key, _Value] = {}
         self._mail: dict[Key, Future[_Value]] = {}
@@ -106,7 +106,7 @@ class LocalIsland:
         self._compiled[computation] = compiled
         return [layout for layout in found[1:] if layout is not None]
 
-    def submit(self, message: Message) -> None:
+    def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
         self._inbox.put(message)
 
@@ -130,7 +130,7 @@ class LocalIsland:
 
     def _work(self) -> None:
         while (item := self._inbox.get()) is not None:
-            if isinstance(item, Message):
+            if isinstance(item, IslandMessage):
                 # One that was sent again, after Ctrl-C, has been executed.
                 if item.number == self._number:
                     self._number += 1
@@ -141,7 +141,7 @@ class LocalIsland:
             # What it holds would live until the next message.
             del item
 
-    def _try(self, order: Order, message: Message) -> None:
+    def _try(self, order: Order, message: IslandMessage) -> None:
         """Execute an order; if it cannot be, fail what depends on it, and go on."""
         try:
             self._execute(order, message)
@@ -163,7 +163,7 @@ class LocalIsland:
                 self._values.update({(message.run, n): lost for n in outputs})
             self._report(message.run, outputs, error)
 
-    def _execute(self, order: Order, message: Message) -> None:
+    def _execute(self, order: Order, message: IslandMessage) -> None:
         def key(value: int) -> Key:
             return message.inputs.get(value, (message.run, value))
 

@@ -122,7 +122,7 @@ Order = Put | Call | Send | Receive | Drop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class IslandMessage:
     """What an island does for one run of a dataflow.
 
     Attributes:
@@ -154,7 +154,7 @@ class Island(Protocol):
         """Compile a computation; return the layouts of its outputs."""
         ...
 
-    def submit(self, message: Message) -> None:
+    def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
         ...
 

@@ -19,7 +19,7 @@ from replicator.errors import ArgumentError
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Group:
+class OpGroup:
     """Equations that become one computation of a slice.
 
     Attributes:
@@ -48,7 +48,7 @@ class Grouped:
     """
 
     eqns: Sequence[core.JaxprEqn]
-    groups: Sequence[Group]
+    groups: Sequence[OpGroup]
     homes: Mapping[core.Var, Slice]
 
 
@@ -190,19 +190,19 @@ def _joined(
     places: _Places,
     leaders: Mapping[_At, _At],
     wanted: _Wanted | None,
-) -> list[Group]:
+) -> list[OpGroup]:
     """Make the computations; with `wanted`, neighbours are fused."""
     made_by = {var: number for number, eqn in enumerate(eqns) for var in eqn.outvars}
     members: dict[_At, list[int]] = {}
     for at, leader in leaders.items():
         members.setdefault(leader, []).append(at[0])
-    groups: dict[_At, Group] = {}
+    groups: dict[_At, OpGroup] = {}
     for leader in sorted(members):
         number, name = leader
         numbers, op = sorted(members[leader]), ops[number]
         own = {var for each in numbers for var in eqns[each].outvars}
         taken = {v for n in numbers for v in variables(eqns[n].invars)} - own
-        before: dict[int, Group] = {}
+        before: dict[int, OpGroup] = {}
         elsewhere: set[core.Var] = set()
         for var in taken & made_by.keys():
             at = leaders.get((made_by[var], name))
@@ -210,7 +210,7 @@ def _joined(
                 elsewhere.add(var)
             else:
                 before[id(groups[at])] = groups[at]
-        group = Group(
+        group = OpGroup(
             slice=next(each for each in places[number] if each.name == name),
             numbers=numbers,
             names=[op.label if op is not None else eqns[number].primitive.name],
@@ -234,7 +234,7 @@ def _joined(
 
 
 def _may_join(
-    group: Group, before: Group, eqns: Sequence[core.JaxprEqn], wanted: _Wanted
+    group: OpGroup, before: OpGroup, eqns: Sequence[core.JaxprEqn], wanted: _Wanted
 ) -> bool:
     made = [var for number in before.numbers for var in eqns[number].outvars]
     is_awaited = any(set(wanted.get(var, ())) - {group.slice.name} for var in made)
