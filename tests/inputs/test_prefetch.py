@@ -149,9 +149,10 @@ def test_a_wait_is_bounded_and_says_for_what(stuck, caplog):
         InputTimeoutError, match=r"^`dataset` must yield batch 0 within"
     ):
         next(items)
-    assert caplog.messages[0].startswith("Waited 100 s for batch 0 of the dataset.")
-    assert "in wait_for_data" in caplog.messages[0]
-    assert len(caplog.messages) == 1
+    # Threads of other tests in this process may log, too.
+    [warned] = [each for each in caplog.messages if each.startswith("Waited")]
+    assert warned.startswith("Waited 100 s for batch 0 of the dataset.")
+    assert "in wait_for_data" in warned
 
 
 @pytest.mark.parametrize(
