@@ -3122,6 +3122,12 @@ ROWS = [
         "'TPU v4'. There is island0 with 2 devices of kind cpu.",
     ),
     Row(
+        "An axis of a slice below one",
+        lambda: islands().slice(1, axes={"x": -1, "y": -1}),
+        ArgumentError,
+        "`axes['x']` must be at least 1, got -1. Use 1.",
+    ),
+    Row(
         "Axes of another number of devices",
         lambda: islands().slice(2, axes={"x": 2, "y": 2}),
         ArgumentError,

@@ -10,7 +10,7 @@ from replicator.base.out_of_memory import readable
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Island
 from replicator.controller.layouts import WHOLE, SliceLayout
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,13 +73,13 @@ def wish(
     """Check the arguments of `pw.slice`.
 
     Raises:
-      ArgumentError: The axes are not of `n` devices, or `n` is not a count.
+      ArgumentError: The axes are not of `n` devices, or a number is no count.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ArgumentError(
-            f"`n` must be a number of devices, got {n!r}. Use 1, or more."
-        )
+    check_count("n", n)
+    check_count("memory_bytes", memory_bytes, "Leave it out.", least=0)
     axes = {"devices": n} if axes is None else dict(axes)
+    for name, size in axes.items():
+        check_count(f"axes[{name!r}]", size)
     if math.prod(axes.values()) != n:
         raise ArgumentError(
             f"`axes` must have {n} devices in all, got {axes}. Pass "
