@@ -52,7 +52,7 @@ def enter_all(ledger, worker, count, at_most_once, chances):
         "wrong": [number for number, end in answers.items() if end != "answered"],
         "answered": [number for number, end in ends.items() if end == "answered"],
         "ends": dict(collections.Counter(ends.values())),
-        "faults": faults.lost + faults.repeated + faults.broken,
+        "faults": faults.happened.total(),
     }
 
 

@@ -11,18 +11,24 @@ from tests.rpc.transports.ends import SECRET
 
 
 class Faults:
-    """What goes wrong, by the chance of each; counts what did."""
+    """What goes wrong, by the chance of each; `happened` counts what did.
+
+    Each fault has draws of its own: how many of the first n happen does not depend on the
+    order in which threads ask.
+    """
 
     def __init__(self, *, lose=0.0, repeat=0.0, break_off=0.0, seed=0):
-        self.lose, self.repeat, self.break_off = lose, repeat, break_off
-        self.lost = self.repeated = self.broken = 0
         self.is_silent = False
-        self._random = random.Random(seed)
+        self.happened = collections.Counter()
+        self._chances = {"lose": lose, "repeat": repeat, "break_off": break_off}
+        self._draws = {name: random.Random(f"{name} {seed}") for name in self._chances}
         self._lock = threading.Lock()
 
-    def happens(self, chance):
+    def happens(self, name):
         with self._lock:
-            return self._random.random() < chance
+            happened = self._draws[name].random() < self._chances[name]
+            self.happened[name] += happened
+            return happened
 
 
 class FaultyConnection:
@@ -37,12 +43,10 @@ class FaultyConnection:
     def send(self, kind, call_id, value, *, timeout_s):
         faults = self.faults
         if kind == MessageKind.CALL and not value[0].startswith("~"):
-            if faults.happens(faults.lose):
-                faults.lost += 1
+            if faults.happens("lose"):
                 return 0
             num_bytes = self.inner.send(kind, call_id, value, timeout_s=timeout_s)
-            if faults.happens(faults.break_off):
-                faults.broken += 1
+            if faults.happens("break_off"):
                 self.inner.close()
             return num_bytes
         return self.inner.send(kind, call_id, value, timeout_s=timeout_s)
@@ -55,11 +59,9 @@ class FaultyConnection:
         if faults.is_silent:
             raise CallTimeoutError("silence")
         if message.kind == MessageKind.REPLY and message.call_id:
-            if faults.happens(faults.lose):
-                faults.lost += 1
+            if faults.happens("lose"):
                 raise CallTimeoutError("the reply was lost")
-            if faults.happens(faults.repeat):
-                faults.repeated += 1
+            if faults.happens("repeat"):
                 self.again.append(message)
         return message
 
