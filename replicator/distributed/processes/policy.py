@@ -10,7 +10,7 @@ from replicator.distributed.processes import states
 from replicator.distributed.processes.exits import describe_code, meaning
 from replicator.distributed.processes.guard import KILLED_BY_LAUNCHER
 from replicator.distributed.processes.symptoms import comes_again, is_symptom
-from replicator.exit_codes import PREEMPTED
+from replicator.exit_codes import HUNG, PREEMPTED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,10 +107,7 @@ def ended(
     """
     [unit] = state.units
     name, code = process_name(end.rank), end.code
-    asked = signal_asked(state.stopped_by)
-    if asked is None and state.asks:
-        # A preempted process ended first; a scheduler sends this one to all.
-        asked = signal.SIGTERM
+    asked = _signal_asked(state)
     how = meaning(code)
     if asked and code in (-asked, 128 + asked):
         how = "done"
@@ -123,6 +120,7 @@ def ended(
         text=f"{name} {describe_code(code, out_of_memory=end.out_of_memory)}",
         looks_killed=is_killed,
         is_symptom=is_symptom(end.last_lines),
+        explains=_explains(code, unit.failure or state.failure),
         comes_again=end.comes_again or (code == 1 and comes_again(end.last_lines)),
         others_grace_s=hung_grace_s if how == "hung" else 0.0,
         safe_step=safe_step,
@@ -159,23 +157,37 @@ def exit_code(state: states.State, finish: states.Finish) -> int:
       finish: Outcome of the run.
     """
     [unit] = state.units
-    asked = signal_asked(finish.stopped_by)
+    asked = _signal_asked(state)
     if finish.left:
         return KILLED_BY_LAUNCHER
     if asked and unit.failure is not None:  # asked while it cleared up, or waited
         return 128 + asked
     if finish.failure is not None:
-        return _shell_code(finish.failure)
+        code = finish.failure.exited.code
+        # Who ends as asked may fail its peers before they get the signal. But a run
+        # that hung can go on, and its scheduler has to know.
+        if asked and code != HUNG:
+            return 128 + asked
+        return 128 - code if code < 0 else code
     # Nothing failed. Whoever preempts asks this launcher too, so 75 comes before 143.
     codes = [end.exited.code for end in unit.ends.values()]
     if PREEMPTED in codes:
         return PREEMPTED
-    for end in unit.ends.values():
-        if end.is_symptom and end.outcome == "failed":
-            return _shell_code(end)
     return 128 + asked if asked and any(codes) else 0
 
 
-def _shell_code(end: states.Ended) -> int:
-    code = end.exited.code
-    return 128 - code if code < 0 else code
+def _signal_asked(state: states.State) -> signal.Signals | None:
+    asked = signal_asked(state.stopped_by)
+    # A preempted process ended first; a scheduler sends this one to all.
+    return signal.SIGTERM if asked is None and state.asks else asked
+
+
+def _explains(code: int, first: states.Ended | None) -> bool:
+    """Return whether an end is the cause of an exception that was observed first.
+
+    A peer's exception may follow from the death, in words that `symptoms` does not
+    know. Not so the other way round, but for SIGABRT: libraries abort without a peer.
+    """
+    if first is None or first.comes_again or first.exited.code != 1:
+        return False
+    return code < 0 and code != -signal.SIGABRT

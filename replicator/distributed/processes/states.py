@@ -76,6 +76,7 @@ class Ended:
       text: One line that names it and describes its end.
       looks_killed: Whether it ended as a killed worker does.
       is_symptom: Whether it failed only because another one is gone.
+      explains: Whether it is the cause of the failure that was observed first.
       comes_again: Whether it would fail the same way if it were started again.
       others_grace_s: Seconds that the others of its group may go on if it failed: they
         write their stacks, or save.
@@ -89,6 +90,7 @@ class Ended:
     text: str
     looks_killed: bool = False
     is_symptom: bool = False
+    explains: bool = False
     comes_again: bool = False
     others_grace_s: float = 0.0
     safe_step: int | None = None

@@ -144,24 +144,26 @@ def _after_end(state: State, ended: Ended, now_s: float) -> Decision:
 def _after_failure(state: State, at: int, ended: Ended, now_s: float) -> Decision:
     """Clear the group; or, if that or a stop is under way, keep the real cause.
 
-    One death kills others within milliseconds; which exit is observed first is
-    arbitrary.
+    One death kills others within milliseconds; any may be observed first.
     """
     unit, say = state.units[at], Log(message=ended.text)
     if unit.phase == "clearing":
-        if ended.is_symptom or not _is_symptom(unit.failure):
+        if not _explains(ended, unit.failure):
             return state, []
         return _with_unit(state, at, failure=ended), [say]
     if state.phase == "running":
         return _clear(state, at, ended, now_s)
-    if ended.is_symptom or not (state.failure is None or _is_symptom(state.failure)):
+    if not _explains(ended, state.failure):
         return state, [Log(message=f"{ended.text} (while the run was stopping)")]
     # The first real failure, of a clean stop, or the cause of a symptom seen before.
     return dataclasses.replace(state, failure=ended), [say]
 
 
-def _is_symptom(failure: Ended | None) -> bool:
-    return failure is not None and failure.is_symptom
+def _explains(ended: Ended, failure: Ended | None) -> bool:
+    """Return whether an end is the cause of a failure that was observed before."""
+    if ended.is_symptom:
+        return False
+    return failure is None or failure.is_symptom or ended.explains
 
 
 def _clear(state: State, at: int, ended: Ended, now_s: float) -> Decision:
@@ -193,9 +195,7 @@ def _after_all_ended(state: State, at: int, now_s: float) -> Decision:
 def _end_unit(state: State, at: int) -> State:
     """End a unit of a run that stops; the failure that cleared it fails the run."""
     failure = state.units[at].failure
-    if failure is not None and (
-        state.failure is None or (_is_symptom(state.failure) and not failure.is_symptom)
-    ):
+    if failure and (state.failure is None or _explains(failure, state.failure)):
         state = dataclasses.replace(state, failure=failure)
     return _with_unit(state, at, phase="ended", due_s=None)
 

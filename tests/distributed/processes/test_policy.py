@@ -145,6 +145,38 @@ def test_the_kernel_s_kill_is_the_cause_of_a_symptom_that_was_seen_first():
     assert (group.code, group.failure) == (137, ProcessEnd(0, -9, ()))
 
 
+@pytest.mark.parametrize("codes", [(1, -9), (-9, 1)])
+def test_a_death_by_a_signal_is_named_before_an_exception(codes):
+    group = Group(LaunchPolicy(processes=2, max_restarts=0))
+    for rank, code in enumerate(codes):
+        group.ends(rank, code)
+    assert (group.code, group.failure) == (137, ProcessEnd(codes.index(-9), -9, ()))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "lines"),
+    [
+        (1, -signal.SIGABRT, ()),  # libraries abort when a peer is gone
+        (1, -signal.SIGSEGV, GONE),
+        (HUNG, -9, ()),
+        (5, -9, ()),
+        (-signal.SIGSEGV, -9, ()),
+    ],
+)
+def test_what_may_follow_from_the_first_failure_does_not_replace_it(first, then, lines):
+    group = Group(LaunchPolicy(processes=2, max_restarts=0))
+    group.ends(0, first)
+    group.ends(1, then, lines=lines)
+    assert group.failure == ProcessEnd(0, first, ())
+
+
+def test_a_death_by_a_signal_does_not_replace_a_nan():
+    group = Group(LaunchPolicy(processes=2, max_restarts=0))
+    group.ends(0, 1, lines=NAN)
+    group.ends(1, -9)
+    assert group.failure == ProcessEnd(0, 1, NAN)
+
+
 def test_symptoms_do_not_hide_that_all_was_saved():
     group = Group()
     group.happens(TERM)
@@ -153,12 +185,38 @@ def test_symptoms_do_not_hide_that_all_was_saved():
     assert group.code == PREEMPTED
 
 
-def test_an_asked_group_that_fell_is_a_failure():
+@pytest.mark.parametrize("lines", [(), GONE])
+@pytest.mark.parametrize("codes", [(-15, 1), (1, -15), (5, 6), (-15, -6), (0, 1)])
+def test_an_asked_group_that_falls_ends_as_asked(codes, lines):
     group = Group()
     group.happens(TERM)
-    group.ends(0, 5, lines=GONE)
-    group.ends(1, 6, lines=GONE)
-    assert group.code == 5
+    for rank, code in enumerate(codes):
+        group.ends(rank, code, lines=lines if code != -15 else ())
+    assert group.code == 143
+
+
+def test_an_asked_group_that_hangs_can_go_on():
+    group = Group()
+    group.happens(TERM)
+    group.ends(0, HUNG)
+    group.ends(1, 1, lines=GONE)
+    assert group.code == HUNG
+
+
+def test_what_fails_in_an_asked_group_is_shown():
+    group = Group()
+    group.happens(TERM)
+    group.ends(0, PREEMPTED)
+    group.ends(1, 1)
+    assert (group.code, group.failure) == (143, ProcessEnd(1, 1, ()))
+
+
+def test_who_fails_after_a_preemption_does_not_hide_that_the_launcher_was_asked():
+    group = Group()
+    group.ends(0, PREEMPTED)
+    group.happens(TERM)
+    group.ends(1, 1)
+    assert group.code == 143
 
 
 def test_a_hung_group_may_write_its_stacks_before_it_is_killed():
@@ -198,7 +256,8 @@ def test_a_closed_terminal_asks_to_save_and_end():
         (signal.SIGINT, (-2, 0), 130),
         (signal.SIGTERM, (0, 0), 0),
         (signal.SIGTERM, (0, PREEMPTED), PREEMPTED),
-        (signal.SIGTERM, (PREEMPTED, 1), 1),
+        (signal.SIGTERM, (PREEMPTED, 1), 143),
+        (signal.SIGINT, (130, 1), 130),
     ],
 )
 def test_how_an_asked_group_ends_is_passed_on(number, codes, expected):
