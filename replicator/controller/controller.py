@@ -1,9 +1,7 @@
 """The controller: slices, functions and dataflows over islands, from one program.
 
 A call looks at its arguments, traces and plans once for their shapes and places, and
-puts one message into the inbox of each island that takes part, under one lock: so a
-dataflow has its numbers on all of them at once, and no two of them see two dataflows in
-different orders. Nothing in a call waits for data.
+submits what was planned. Nothing in a call waits for data.
 """
 
 import functools
@@ -17,16 +15,15 @@ import jax
 from jax.sharding import PartitionSpec
 
 from replicator.base.types import Device, PyTree
-from replicator.controller.arguments import WEAK, check_leaves, copied, is_placed
+from replicator.controller.arguments import WEAK, copied, is_placed
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
-from replicator.controller.future import Future, Pending
 from replicator.controller.islands.local import local_islands
-from replicator.controller.islands.protocol import Island, IslandMessage, Key, Report
+from replicator.controller.islands.protocol import Island, Report
 from replicator.controller.layouts import WHOLE
 from replicator.controller.plan import plan
-from replicator.controller.program import Look, Program
-from replicator.controller.runs import Runs
+from replicator.controller.program import Program
+from replicator.controller.scheduling.submissions import Submissions
 from replicator.controller.slices import Slice, place, wish
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, trace
@@ -46,10 +43,9 @@ class Controller:
         self._functions: dict[str, OpFunction] = {}
         self._slices: dict[str, Slice] = {}
         self._puts: dict[Any, Function] = {}
-        self._numbers: dict[str, int] = {}
-        self._runs = Runs()
-        self._is_open = True
-        self._islands = make_islands(self._runs.report)
+        self._submissions = Submissions()
+        self._islands = make_islands(self._submissions.report)
+        self._submissions.islands = self._islands
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -66,9 +62,7 @@ class Controller:
 
     def close(self) -> None:
         """Wait for what was called, and end the islands; results stay readable."""
-        with self._lock:  # no message comes after it
-            was_open, self._is_open = self._is_open, False
-        if was_open:
+        if self._submissions.close():
             for island in self._islands.values():
                 island.close()
 
@@ -231,7 +225,7 @@ class Controller:
         given, tree = jax.tree.flatten(args)
         leaves = [leaf if is_placed(leaf) else copied(leaf) for leaf in given]
         looks = [
-            self._look(leaf, is_weak=type(was) in WEAK)
+            self._submissions.look(leaf, is_weak=type(was) in WEAK)
             for leaf, was in zip(leaves, given, strict=True)
         ]
         return leaves, (tree, tuple(looks))
@@ -240,7 +234,7 @@ class Controller:
         self, name: str, fn: Callable[..., PyTree], signature: Any, *, fuse: bool
     ) -> Dataflow:
         """Trace and plan a function."""
-        self._check_open()
+        self._submissions.check_open()
         tree, looks = signature
         shapes = [
             jax.ShapeDtypeStruct(look.shape, look.dtype, weak_type=look.is_weak)
@@ -270,98 +264,15 @@ class Controller:
             planned,
             functions=self._functions,
             signature=signature,
-            run=self._submit,
+            run=self._submissions.submit,
             look=self.look,
         )
-
-    def _submit(self, dataflow: Dataflow, leaves: Sequence[Any]) -> list[Future]:
-        """Send each island its part of a run."""
-        planned = dataflow.plan
-        check_leaves(leaves, planned.donated)
-        values = {
-            number: leaves[at]
-            for at, numbers in planned.puts.items()
-            for number in numbers
-        }
-        futures = {number: leaves[at] for at, number in planned.inputs.items()}
-        inputs: dict[int, Key] = {n: future._key for n, future in futures.items()}
-        made = {held.number for held in planned.outputs} - futures.keys()
-        pending = {number: Pending() for number in made}
-        by_island = {
-            name: [step.order for step in planned.steps if step.island == name]
-            for name in dict.fromkeys(step.island for step in planned.steps)
-        }
-
-        def submit(run: int) -> None:
-            with self._lock:
-                self._check_open()
-                # Another thread may have donated them since they were looked at.
-                for future in futures.values():
-                    future._check()
-                messages = {
-                    name: IslandMessage(
-                        number=self._numbers.get(name, 0),
-                        run=run,
-                        orders=orders,
-                        inputs=inputs,
-                        values=values,
-                    )
-                    for name, orders in by_island.items()
-                }
-                try:
-                    self._send(messages)
-                except BaseException:
-                    # Ctrl-C: islands that have theirs wait for those that have not.
-                    self._send(messages)
-                    raise
-                for at in planned.donated:
-                    leaves[at]._donated_to = dataflow.name
-
-        taken = {number: future._pending for number, future in futures.items()}
-        run = self._runs.start(planned.behind, pending, taken, submit)
-        for held, aval in zip(planned.outputs, dataflow.result_shapes, strict=True):
-            # A result that is an argument, or another result, is the same future.
-            if held.number not in futures:
-                futures[held.number] = Future(
-                    island=self._islands[held.slice.island],
-                    key=(run, held.number),
-                    pending=pending[held.number],
-                    on=held.slice,
-                    layout=held.layout,
-                    aval=aval,
-                )
-        return [futures[held.number] for held in planned.outputs]
-
-    def _send(self, messages: Mapping[str, IslandMessage]) -> None:
-        for name, message in messages.items():
-            self._numbers[name] = message.number + 1
-            self._islands[name].submit(message)
-
-    def _look(self, leaf: Any, *, is_weak: bool) -> Look:
-        if not isinstance(leaf, Future):
-            is_weak = getattr(leaf, "weak_type", is_weak)
-            return Look(tuple(leaf.shape), leaf.dtype, is_weak, None, None)
-        if leaf._island is not self._islands.get(leaf.slice.island):
-            raise ArgumentError(
-                f"a future must be of the same `pw`, got one of another, on "
-                f"{leaf.slice}. Pass its `result()`."
-            )
-        leaf._check()
-        name, layout = leaf.slice.name, leaf._layout
-        return Look(leaf.shape, leaf.dtype, leaf._is_weak, name, layout)
 
     def _check_slice(self, on: Slice) -> None:
         if self._slices.get(getattr(on, "name", "")) is not on:
             raise ArgumentError(
                 f"`slice` must be a slice of this `pw`, got {on}. Make one by "
                 "`pw.slice(n)`."
-            )
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise ArgumentError(
-                "`pw` must be open, got one that was closed. Call it inside of its "
-                "`with` statement."
             )
 
 

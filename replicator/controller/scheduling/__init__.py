@@ -1,0 +1,1 @@
+"""Runs of dataflows: what is sent to islands, and in which order."""
