@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from replicator.base.types import Device
 from replicator.controller.islands.protocol import Computation
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
@@ -57,7 +56,7 @@ def computation_of(
             eqns=list(eqns),
         )
         closed = core.ClosedJaxpr(part, tuple(constants.values()))
-        run = functools.partial(_run, closed, group.slice.axes, functions)
+        run = functools.partial(_run, closed, group.slice.mesh, functions)
         layouts = [_chosen(var, eqns, group.slice, functions) for var in outputs]
     return Computation(
         name=" + ".join(group.names),
@@ -80,7 +79,7 @@ def reshard(
         name="reshard",
         line="",
         places=slice_.places,
-        run=lambda devices, array: [array],
+        run=lambda array: [array],
         shapes=[shape_of(var)],
         inputs=[source],
         outputs=[target],
@@ -128,14 +127,11 @@ def _chosen(
 
 def _run(
     closed: core.ClosedJaxpr,
-    axes: Mapping[str, int],
+    mesh: AbstractMesh,
     functions: Functions,
-    devices: Sequence[Device],
     *arrays: jax.Array,
 ) -> list[Any]:
-    """Evaluate a computation; its ops' specs are constraints on its own mesh."""
-    grid = np.asarray(devices, dtype=object).reshape(tuple(axes.values()))
-    mesh = Mesh(grid, tuple(axes))
+    """Evaluate a computation; its ops' specs are constraints on its slice's mesh."""
 
     def cut(values: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
         return [

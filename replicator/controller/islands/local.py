@@ -332,7 +332,7 @@ def _compile(
 ) -> jax.stages.Compiled:
     def run(*arrays: jax.Array) -> list[Any]:
         # The first result is nobody's, so it can be waited for: others may be donated.
-        return [jnp.zeros((), bool), *computation.run(devices, *arrays)]
+        return [jnp.zeros((), bool), *computation.run(*arrays)]
 
     run.__name__ = computation.name
     shardings = [None if each is None else each.sharding(devices) for each in outputs]

@@ -43,9 +43,9 @@ class Computation:
       name: Its ops, for errors and profiles: "forward + backward".
       line: The user's line that called it.
       places: Numbers of the devices on the island.
-      run: Takes the devices and arrays, returns arrays, and is traced. With `is_eager`
-        it is called as it is, with the arrays alone, and returns what to wait for and
-        the arrays: the step that `rep.compile` returns.
+      run: Takes arrays, returns arrays, and is traced; its meshes have no devices. With
+        `is_eager` it is called as it is, and returns what to wait for and the arrays:
+        the step that `rep.compile` returns.
       shapes: Shape and dtype of each input.
       inputs: Layout of each input.
       outputs: Layout of each output; None for what XLA chooses.
