@@ -13,8 +13,8 @@ from tests.rpc.transports.ends import SECRET
 class Faults:
     """What goes wrong, by the chance of each; `happened` counts what did.
 
-    Each fault has draws of its own: how many of the first n happen does not depend on the
-    order in which threads ask.
+    Each fault has draws of its own: how many of the first n happen does not depend on
+    the order in which threads ask.
     """
 
     def __init__(self, *, lose=0.0, repeat=0.0, break_off=0.0, seed=0):

@@ -7,6 +7,7 @@ server; all of them have a session, and these read in step and end as one.
 """
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
@@ -101,6 +102,7 @@ class ReplicatedLearner:
         # Evaluated by a learner without an `eval_fn`; replaced, never changed.
         self._acted = _one_example({})
         self._started = threading.Event()
+        self._ended = threading.Event()  # for good: nothing more is read
 
     @arguments.INSERT
     def insert(
@@ -288,7 +290,12 @@ class ReplicatedLearner:
         return {} if self._taken is None else self._taken.table_counts
 
     def _learn(self, session: Session, rep: Replicator) -> None:
-        with session:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._ended.set)
+            stack.enter_context(session)
+            # First of all: the session waits for the thread that reads, and that one
+            # for actors.
+            stack.callback(self._ended.set)
             if self._options.is_partitioned:
                 self._copied = jax.jit(self._copy, out_shardings=replicated(rep.mesh))
             if self._process == 0:
@@ -308,16 +315,18 @@ class ReplicatedLearner:
 
     def _input_fn(self, context: InputContext) -> Any:
         """Return the batches of this process; in the thread of the session."""
-        stop = node_context.get_context().stop_event
+        stop, ended = node_context.get_context().stop_event, self._ended
         if self._process:
             return shares.SharedBatches(
-                self._first, self._process, self._saves, stopped=stop.wait
+                *(self._first, self._process, self._saves),
+                stopped=stop.wait,
+                ended=ended.is_set,
             )
         context.batch_size(self._options.batch_size)  # refuses one that does not divide
         self._taken = TrajectoryBatches(
             self._own_table,
             self._options.batch_size,
-            is_stopping=stop.is_set,
+            is_stopping=lambda: stop.is_set() or ended.is_set(),
             reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
         )

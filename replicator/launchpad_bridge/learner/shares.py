@@ -151,6 +151,7 @@ class SharedBatches(Iterator[PyTree]):
       process: Number of this process.
       saves: Gets the updates behind which to save.
       stopped: Waits so many seconds for the program to stop; returns whether it does.
+      ended: Returns whether to read no more.
     """
 
     first: Any
@@ -158,6 +159,7 @@ class SharedBatches(Iterator[PyTree]):
     saves: Saves
     _: dataclasses.KW_ONLY
     stopped: Callable[[float], bool]
+    ended: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self._state: dict[str, Any] = {"batch": 0, "cut": None}
@@ -166,7 +168,7 @@ class SharedBatches(Iterator[PyTree]):
         return self
 
     def __next__(self) -> PyTree:
-        while True:
+        while not self.ended():
             number = self._state["batch"]
             try:
                 share = self.first.share(self.process, number, LOOK_S)
@@ -188,6 +190,7 @@ class SharedBatches(Iterator[PyTree]):
             if share.is_saved:
                 self.saves.behind.add(number + 1)
             return share.batch
+        raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
         """Return the position of the whole batches, in the first process."""

@@ -33,6 +33,17 @@ SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 CUT = {"whole_below_bytes": 0}
 
 
+@pytest.fixture(autouse=True)
+def all_that_read_ahead_have_ended():
+    """Fail a test whose learner has ended, well or not, and left its thread behind."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "replicator-input":
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+
 def program_of(
     *,
     steps=6,
@@ -360,7 +371,7 @@ def test_a_learner_whose_table_is_gone_tells_what_it_knows():
             pass
         client.leave()
         run.wait(TIMEOUT_S, labels=["table"])
-        told = asking.call("statistics", timeout_s=2.0)
+        told = asking.call("statistics", timeout_s=TIMEOUT_S)
     assert told["table"]["taken"] == 2
 
 
