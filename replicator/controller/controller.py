@@ -61,7 +61,10 @@ class Controller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close it; at once, if it is left by Ctrl-C."""
+        if kind is not None and not issubclass(kind, Exception):
+            for island in self._islands.values():
+                island.kill()
         self.close()
 
     def close(self) -> None:
@@ -287,10 +290,6 @@ class Controller:
         inputs: dict[int, Key] = {n: future._key for n, future in futures.items()}
         made = {held.number for held in planned.outputs} - futures.keys()
         pending = {number: Pending() for number in made}
-        by_island = {
-            name: [step.order for step in planned.steps if step.island == name]
-            for name in dict.fromkeys(step.island for step in planned.steps)
-        }
 
         def submit(run: int) -> None:
             with self._lock:
@@ -302,11 +301,11 @@ class Controller:
                     name: IslandMessage(
                         number=self._numbers.get(name, 0),
                         run=run,
-                        orders=orders,
+                        order_list=orders,
                         inputs=inputs,
                         values=values,
                     )
-                    for name, orders in by_island.items()
+                    for name, orders in planned.order_lists.items()
                 }
                 try:
                     self._send(messages)

@@ -21,7 +21,7 @@ from replicator.engine.step.state import state_shapes
 from replicator.errors import ArgumentError, takes
 from replicator.strategies.cost import Features, forecast
 from replicator.strategies.variables import variables_of
-from replicator.tuning.child import received_order
+from replicator.distributed.child import received_order
 from replicator.tuning.compiling import CompileOrder
 from replicator.tuning.kept_outcomes import keep_outcome, kept_outcome
 from replicator.tuning.outcome import CompileOutcome

@@ -8,7 +8,7 @@ from typing import Any
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.child import ChildEnd, ask_child
+from replicator.distributed.child import ChildEnd, ask_child
 from replicator.tuning.outcome import CompileOutcome
 from replicator.tuning.problem import ProblemFile, ProblemFn
 

@@ -23,7 +23,7 @@ from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.transforms import lift, takes_key
 from replicator.errors import ArgumentError, PartitionError, ReplicatorError
 from replicator.strategies.variables import Variable, variables_of
-from replicator.tuning.child import received_order
+from replicator.distributed.child import received_order
 from replicator.tuning.problem import (
     Problem,
     at_small_sizes,

@@ -16,7 +16,7 @@ from typing import Any
 from replicator.errors import ArgumentError, check_count
 from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.child import ChildEnd, ask_child
+from replicator.distributed.child import ChildEnd, ask_child
 from replicator.tuning.named import NamedStrategy, strategies_on
 from replicator.tuning.problem import ProblemFile, ProblemFn
 from replicator.tuning.rehearsal import Rehearsal, nearest_mesh

@@ -24,7 +24,7 @@ from replicator.engine.memory import MemoryNeed
 from replicator.strategies.choose import CandidateFailed, Checked, Timed
 from replicator.strategies.strategy import Strategy
 from replicator.strategies.text import to_json
-from replicator.tuning.child import (
+from replicator.distributed.child import (
     how_it_ended,
     import_path,
     pickled,
