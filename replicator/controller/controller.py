@@ -21,22 +21,22 @@ from replicator.controller.arguments import WEAK, check_leaves, copied, is_place
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future, Pending
-from replicator.controller.islands.local import local_islands
 from replicator.controller.islands.protocol import Island, IslandMessage, Key, Report
 from replicator.controller.layouts import WHOLE
 from replicator.controller.plan import plan
 from replicator.controller.program import Look, Program
 from replicator.controller.runs import Runs
-from replicator.controller.slices import Slice, place, wish
+from replicator.controller.slices import Slice, VirtualDevices, place, wish
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, trace
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError
 
 
 class Controller:
     """Slices of islands, and the functions and dataflows that run on them.
 
-    From `controller.local`; a context: at its end the islands finish what was called.
+    From `controller.local`, `start` or `connect`; a context: at its end the islands
+    finish what was called.
     """
 
     def __init__(self, make_islands: Callable[[Report], Mapping[str, Island]]) -> None:
@@ -191,9 +191,9 @@ class Controller:
         mapped = jax.vmap(f, axis_name=axis_name, axis_size=len(devices))
         return self.fn(functools.wraps(f)(mapped), found, in_specs=rows, out_specs=rows)
 
-    def make_virtual_device_set(self) -> "VirtualDevices":
+    def make_virtual_device_set(self) -> VirtualDevices:
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
-        return VirtualDevices(self)
+        return VirtualDevices(self.slice)
 
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
@@ -362,38 +362,3 @@ class Controller:
                 "`pw` must be open, got one that was closed. Call it inside of its "
                 "`with` statement."
             )
-
-
-class VirtualDevices:
-    """Devices that are asked for, as in Pathways' listing."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def add_slice(self, tpu_devices: int) -> Slice:
-        """Return a slice: `pw.slice(tpu_devices)`."""
-        return self._controller.slice(tpu_devices)
-
-
-def local(*, islands: int = 1, devices: int | None = None) -> Controller:
-    """Return a controller over islands in this process.
-
-    On CPU each island has a client of XLA to itself, so that their programs run beside
-    each other; elsewhere it is some of the devices that JAX sees.
-
-    Args:
-      islands: Number of islands.
-      devices: Number of devices of each; by default JAX's devices are shared out.
-
-    Raises:
-      ArgumentError: There are not that many devices.
-
-    >>> with local(islands=2, devices=1) as pw:
-    ...     double = pw.fn(lambda x: x * 2, pw.slice(1))
-    ...     print(double(jnp.ones(2)))
-    [2. 2.]
-    """
-    check_count("islands", islands)
-    if devices is not None:
-        check_count("devices", devices)
-    return Controller(lambda report: local_islands(islands, devices, report))

@@ -337,13 +337,14 @@ def local_islands(
         )
     made: dict[str, LocalIsland] = {}
     for number, group in enumerate(groups):
-        about = [_described(device, islands * each) for device in group]
+        about = [described(device, islands * each) for device in group]
         name = f"island{number}"
         made[name] = LocalIsland(name, about, report=report, peers=made)
     return made
 
 
-def _described(device: Device, num_devices: int) -> IslandDevice:
+def described(device: Device, num_devices: int) -> IslandDevice:
+    """Return a device, as one of several that share a host's memory."""
     stats = device.memory_stats() or {}
     # Those of CPU share the memory of the host.
     share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices
