@@ -69,7 +69,7 @@ FORBIDDEN = [
 HEAVY = {
     "cloudpickle": {
         "replicator/launchpad_bridge/recipes.py",
-        "replicator/tuning/child.py",
+        "replicator/distributed/child.py",
     },
     "ray": {
         "replicator/launchpad_bridge/launchers/on_ray/ray_cluster.py",

@@ -1,9 +1,10 @@
 """One program over islands of devices: functions on slices, traced into dataflows."""
 
-from replicator.controller.controller import Controller, local
+from replicator.controller.controller import Controller
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future
+from replicator.controller.makers import local, start
 from replicator.controller.program import Program
 from replicator.controller.slices import Slice
 
@@ -15,4 +16,5 @@ __all__ = [
     "Program",
     "Slice",
     "local",
+    "start",
 ]

@@ -18,22 +18,22 @@ from replicator.base.types import Device, PyTree
 from replicator.controller.arguments import WEAK, copied, is_placed
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
-from replicator.controller.islands.local import local_islands
 from replicator.controller.islands.protocol import Island, Report
 from replicator.controller.layouts import WHOLE
 from replicator.controller.plan import plan
 from replicator.controller.program import Program
 from replicator.controller.scheduling.submissions import Submissions
-from replicator.controller.slices import Slice, place, wish
+from replicator.controller.slices import Slice, VirtualDevices, place, wish
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, trace
-from replicator.errors import ArgumentError, check_count
+from replicator.errors import ArgumentError
 
 
 class Controller:
     """Slices of islands, and the functions and dataflows that run on them.
 
-    From `controller.local`; a context: at its end the islands finish what was called.
+    From `controller.local`, `start` or `connect`; a context: at its end the islands
+    finish what was called.
     """
 
     def __init__(self, make_islands: Callable[[Report], Mapping[str, Island]]) -> None:
@@ -57,7 +57,10 @@ class Controller:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close it; at once, if it is left by Ctrl-C."""
+        if kind is not None and not issubclass(kind, Exception):
+            for island in self._islands.values():
+                island.kill()
         self.close()
 
     def close(self) -> None:
@@ -182,9 +185,9 @@ class Controller:
         mapped = jax.vmap(f, axis_name=axis_name, axis_size=len(devices))
         return self.fn(functools.wraps(f)(mapped), found, in_specs=rows, out_specs=rows)
 
-    def make_virtual_device_set(self) -> "VirtualDevices":
+    def make_virtual_device_set(self) -> VirtualDevices:
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
-        return VirtualDevices(self)
+        return VirtualDevices(self.slice)
 
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
@@ -274,38 +277,3 @@ class Controller:
                 f"`slice` must be a slice of this `pw`, got {on}. Make one by "
                 "`pw.slice(n)`."
             )
-
-
-class VirtualDevices:
-    """Devices that are asked for, as in Pathways' listing."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def add_slice(self, tpu_devices: int) -> Slice:
-        """Return a slice: `pw.slice(tpu_devices)`."""
-        return self._controller.slice(tpu_devices)
-
-
-def local(*, islands: int = 1, devices: int | None = None) -> Controller:
-    """Return a controller over islands in this process.
-
-    On CPU each island has a client of XLA to itself, so that their programs run beside
-    each other; elsewhere it is some of the devices that JAX sees.
-
-    Args:
-      islands: Number of islands.
-      devices: Number of devices of each; by default JAX's devices are shared out.
-
-    Raises:
-      ArgumentError: There are not that many devices.
-
-    >>> with local(islands=2, devices=1) as pw:
-    ...     double = pw.fn(lambda x: x * 2, pw.slice(1))
-    ...     print(double(jnp.ones(2)))
-    [2. 2.]
-    """
-    check_count("islands", islands)
-    if devices is not None:
-        check_count("devices", devices)
-    return Controller(lambda report: local_islands(islands, devices, report))

@@ -7,6 +7,7 @@ from replicator.controller.islands.protocol import (
     Call,
     Drop,
     Order,
+    OrderList,
     Put,
     Receive,
     Send,
@@ -53,6 +54,14 @@ def with_drops(steps: Sequence[Step], kept: set[int]) -> Iterator[Step]:
         if at in ends:
             order = Drop(values=tuple(ends[at]))
             yield Step(island=step.island, order=order, text="")
+
+
+def by_island(steps: Sequence[Step]) -> dict[str, OrderList]:
+    """Return the orders of each island, by its name."""
+    orders: dict[str, list[Order]] = {}
+    for step in steps:
+        orders.setdefault(step.island, []).append(step.order)
+    return {name: OrderList(orders=each) for name, each in orders.items()}
 
 
 def behind(steps: Sequence[Step], results: set[int]) -> dict[int, frozenset[int]]:

@@ -25,12 +25,13 @@ from replicator.controller.islands.protocol import (
     Call,
     Island,
     Order,
+    OrderList,
     Put,
     Receive,
     Send,
 )
 from replicator.controller.layouts import SliceLayout, plan_move
-from replicator.controller.orders import Step, behind, with_drops
+from replicator.controller.orders import Step, behind, by_island, with_drops
 from replicator.controller.slices import Slice
 from replicator.controller.tracing.groups import Grouped, OpGroup, variables
 from replicator.controller.tracing.trace import Functions, OpFunction, op_of
@@ -53,6 +54,7 @@ class Plan:
 
     Attributes:
       steps: Orders of all islands, in their order.
+      order_lists: Those of each island, by its name.
       inputs: By the position of an input that an earlier dataflow made, its number.
       puts: By the position of an input of the host, the numbers of its copies.
       outputs: The results.
@@ -61,6 +63,7 @@ class Plan:
     """
 
     steps: Sequence[Step]
+    order_lists: Mapping[str, OrderList]
     inputs: Mapping[int, int]
     puts: Mapping[int, Sequence[int]]
     outputs: Sequence[PlannedValue]
@@ -198,8 +201,10 @@ class _Planner:
         steps = [step for _, step in sorted(self._steps, key=lambda each: each[0])]
         kept = {held.number for held in outputs}
         kept |= {n for at, n in self._inputs.items() if at not in self._donated}
+        dropping = list(with_drops(steps, kept))
         return Plan(
-            steps=list(with_drops(steps, kept)),
+            steps=dropping,
+            order_lists=by_island(dropping),
             inputs=self._inputs,
             puts=self._puts,
             outputs=outputs,
@@ -311,6 +316,7 @@ class _Planner:
         )
         self._order(made_at, home.island, send, f"send {text}")
         receive = Receive(
+            source=home.island,
             output=number,
             places=slice_.places,
             layout=moves.arrived,

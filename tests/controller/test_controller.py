@@ -17,8 +17,23 @@ from replicator.errors import ArgumentError, OpFailedError
 ONES = np.ones(2, np.float32)
 
 
+MAKERS = {
+    "local": controller.local,
+    "start": lambda **sizes: controller.start(**sizes, lost_after_s=300),
+}
+
+
+@pytest.fixture(
+    scope="module", params=["local", pytest.param("start", marks=pytest.mark.slow)]
+)
+def pw(request):
+    with MAKERS[request.param](islands=3, devices=2) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="module")
-def pw():
+def here():
+    """Islands of this process, where a test reaches into them."""
     with controller.local(islands=3, devices=2) as opened:
         yield opened
 
@@ -147,7 +162,7 @@ def test_gradients_and_batches_equal_those_of_one_device(pw):
 
 
 @pytest.mark.parametrize("strategy", ["data_parallel", "fsdp"])
-def test_a_compiled_step_is_an_op_with_equal_bits(pw, strategy):
+def test_a_compiled_step_is_an_op_with_equal_bits(here, strategy):
     builder = getattr(strategies, strategy)
     chosen = builder() if strategy == "data_parallel" else builder(whole_below_bytes=0)
 
@@ -162,8 +177,8 @@ def test_a_compiled_step_is_an_op_with_equal_bits(pw, strategy):
         return wrap(rep.compile(step_fn)), state
 
     batch = {"x": np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)}
-    on = pw.slice(2)
-    op, state = trained(on.devices, lambda step: pw.fn(step, on))
+    on = here.slice(2)
+    op, state = trained(on.devices, lambda step: here.fn(step, on))
     for _ in range(2):
         state, metrics = op(state, batch)
     step, wanted = trained(jax.devices()[:2], lambda step: step)
@@ -179,7 +194,7 @@ def failing(x):
     return jax.pure_callback(fail, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-def test_an_error_names_op_island_and_line_and_does_not_wait(pw):
+def test_an_error_names_op_island_and_line_and_does_not_wait(here):
     # Until the error is read, the other input of `add` runs.
     go_on = threading.Event()
 
@@ -187,14 +202,14 @@ def test_an_error_names_op_island_and_line_and_does_not_wait(pw):
         go_on.wait(60)
         return np.asarray(x)
 
-    fail = pw.fn(failing, pw.slice(1, island="island0"))
-    late = pw.fn(
+    fail = here.fn(failing, here.slice(1, island="island0"))
+    late = here.fn(
         lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
-        pw.slice(1, island="island1"),
+        here.slice(1, island="island1"),
     )
-    add = pw.fn(lambda x, y: x + y, pw.slice(1, island="island2"))
+    add = here.fn(lambda x, y: x + y, here.slice(1, island="island2"))
 
-    @pw.program
+    @here.program
     def f(v):
         good = late(v)
         return add(fail(v), good), good
@@ -212,8 +227,8 @@ def test_an_error_names_op_island_and_line_and_does_not_wait(pw):
     assert values(good) == [1.0, 1.0]
 
 
-def test_a_future_that_nobody_keeps_frees_its_memory(pw, ops):
-    a, _, _ = ops
+def test_a_future_that_nobody_keeps_frees_its_memory(here):
+    a, _, _ = figure_2(here, 2)
     kept = a(ONES)
     kept.result()
     island = kept._island
@@ -224,7 +239,7 @@ def test_a_future_that_nobody_keeps_frees_its_memory(pw, ops):
     values(a(kept))  # after all that was dropped
     gc.collect()
     values(kept)
-    pw.put(ONES, kept.slice).result()
+    here.put(ONES, kept.slice).result()
     assert len(island._values) <= before + 2
 
 
@@ -331,10 +346,10 @@ def test_numbers_of_python_take_the_dtype_of_what_they_meet(pw):
     assert scale(x, one()).dtype == jnp.bfloat16
 
 
-def test_a_spec_that_names_no_axis_is_kept(pw):
-    on = pw.slice(2)
-    cut = pw.put(ONES, on, P("devices"))
-    assert pw.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
+def test_a_spec_that_names_no_axis_is_kept(here):
+    on = here.slice(2)
+    cut = here.put(ONES, on, P("devices"))
+    assert here.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
 
 
 def test_a_future_iterates_formats_and_copies_as_an_array_does(pw, ops):
@@ -351,8 +366,8 @@ def test_an_array_that_was_given_is_not_donated(pw):
     assert not given.is_deleted()
 
 
-def test_an_array_that_was_deleted_fails_its_op_and_no_other(pw, ops):
-    a, b, _ = ops
+def test_an_array_that_was_deleted_fails_its_op_and_no_other(here):
+    a, b, _ = figure_2(here, 2)
     lost = a(ONES)
     lost.result().delete()
     with pytest.raises(OpFailedError, match="op `send` on island0 failed"):

@@ -45,7 +45,7 @@ from replicator.errors import ArgumentError, OpFailedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Value:
+class IslandValue:
     """An array, or the shards of one, that was dispatched.
 
     Attributes:
@@ -55,6 +55,13 @@ class _Value:
 
     array: Any
     done: Future[None]
+
+
+def lost_value(error: BaseException) -> IslandValue:
+    """Return a value that will never be computed."""
+    done: Future[None] = Future()
+    done.set_exception(error)
+    return IslandValue(None, done)
 
 
 class LocalIsland:
@@ -83,9 +90,11 @@ class LocalIsland:
         self._compiled = weakref.WeakKeyDictionary()
         self._inbox: queue.SimpleQueue[IslandMessage | Key | None] = queue.SimpleQueue()
         self._number = 0
-        self._values: dict[Key, _Value] = {}
-        self._mail: dict[Key, Future[_Value]] = {}
-        self._mail_lock = threading.Lock()
+        self._values: dict[Key, IslandValue] = {}
+        self._mail: dict[Key, Future[IslandValue]] = {}
+        self._lost: dict[str, BaseException] = {}
+        self._awaited: tuple[str, Future[IslandValue]] | None = None
+        self._mail_lock = threading.Lock()  # guards these three
         self._room = threading.Semaphore(MOST_ON_CPU)
         self._waiting = ThreadPoolExecutor(MOST_ON_CPU, f"{name}-wait")
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -110,9 +119,19 @@ class LocalIsland:
         """Take the message with the next number, and return at once."""
         self._inbox.put(message)
 
-    def deliver(self, key: Key, shards: _Value) -> None:
+    def deliver(self, key: Key, shards: IslandValue) -> None:
         """Take shards that another island sends."""
-        self._slot(key).set_result(shards)
+        with self._mail_lock:
+            slot = self._mail.setdefault(key, Future())
+            if not slot.done():
+                slot.set_result(shards)
+
+    def lose(self, source: str, error: BaseException) -> None:
+        """Fail what would be received of an island that was lost."""
+        with self._mail_lock:
+            self._lost[source] = error
+            if self._awaited is not None and self._awaited[0] == source:
+                self._fail_awaited(error)
 
     def read(self, key: Key) -> jax.Array:
         """Return a value that was reported."""
@@ -128,13 +147,16 @@ class LocalIsland:
         self._thread.join()
         self._waiting.shutdown()
 
+    def kill(self) -> None:
+        """End at once: nothing of this process can be."""
+
     def _work(self) -> None:
         while (item := self._inbox.get()) is not None:
             if isinstance(item, IslandMessage):
                 # One that was sent again, after Ctrl-C, has been executed.
                 if item.number == self._number:
                     self._number += 1
-                    for order in item.orders:
+                    for order in item.order_list.orders:
                         self._try(order, item)
             else:
                 self._values.pop(item, None)
@@ -154,9 +176,7 @@ class LocalIsland:
             else:
                 outputs = (order.output,)
             error = self._failed(name, "", failure)
-            done: Future[None] = Future()
-            done.set_exception(error)
-            lost = _Value(None, done)
+            lost = lost_value(error)
             if isinstance(order, Send):
                 self._peers[order.target].deliver((message.run, order.output), lost)
             else:
@@ -217,7 +237,7 @@ class LocalIsland:
             except Exception as failure:
                 error = _first_error(inputs) or self._failed(name, line, failure)
         for value, array in zip(outputs, arrays, strict=True):
-            self._values[run, value] = _Value(array, done)
+            self._values[run, value] = IslandValue(array, done)
 
         def wait() -> None:
             found = error
@@ -257,15 +277,24 @@ class LocalIsland:
                 # A later run may donate it before these have arrived.
                 places = [SingleDeviceSharding(devices[n]) for n in order.sources]
                 shards = jax.device_put(shards, places, may_alias=False)
-        self._peers[order.target].deliver(sent, _Value(shards, value.done))
+        self._peers[order.target].deliver(sent, IslandValue(shards, value.done))
 
     def _receive(self, order: Receive, run: int) -> None:
         key = run, order.output
-        value = self._slot(key).result()
+        with self._mail_lock:
+            slot = self._mail.setdefault(key, Future())
+            self._awaited = order.source, slot
+            if order.source in self._lost:
+                self._fail_awaited(self._lost[order.source])
+        value = slot.result()
         with self._mail_lock:
             del self._mail[key]
+            self._awaited = None
+        error = _first_error([value.done])
+        if error is not None:
+            self._report(run, (order.output,), error)
         array = None if value.array is None else self._moved(order, value.array)
-        self._values[key] = _Value(array, value.done)
+        self._values[key] = IslandValue(array, value.done)
 
     def _moved(self, order: Receive, shards: Sequence[jax.Array]) -> jax.Array:
         """Return an array of shards that another island's devices hold."""
@@ -277,9 +306,10 @@ class LocalIsland:
         sharding = order.layout.sharding(devices)
         return jax.make_array_from_single_device_arrays(order.shape, sharding, moved)
 
-    def _slot(self, key: Key) -> Future[_Value]:
-        with self._mail_lock:
-            return self._mail.setdefault(key, Future())
+    def _fail_awaited(self, error: BaseException) -> None:
+        assert self._awaited is not None
+        if not (slot := self._awaited[1]).done():
+            slot.set_result(lost_value(error))
 
     def _at(self, places: Sequence[int]) -> list[Device]:
         return [self.devices[at].device for at in places]
@@ -311,13 +341,14 @@ def local_islands(
         )
     made: dict[str, LocalIsland] = {}
     for number, group in enumerate(groups):
-        about = [_described(device, islands * each) for device in group]
+        about = [described(device, islands * each) for device in group]
         name = f"island{number}"
         made[name] = LocalIsland(name, about, report=report, peers=made)
     return made
 
 
-def _described(device: Device, num_devices: int) -> IslandDevice:
+def described(device: Device, num_devices: int) -> IslandDevice:
+    """Return a device, as one of several that share a host's memory."""
     stats = device.memory_stats() or {}
     # Those of CPU share the memory of the host.
     share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices

@@ -105,8 +105,9 @@ class Send:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Receive:
-    """Take the shards that were sent, one for each device of a slice."""
+    """Take the shards that an island sent, one for each device of a slice."""
 
+    source: str
     output: int
     places: tuple[int, ...]
     layout: SliceLayout
@@ -123,6 +124,13 @@ class Drop:
 Order = Put | Call | Send | Receive | Drop
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OrderList:
+    """What an island does in each run of a dataflow, in this order."""
+
+    orders: Sequence[Order]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class IslandMessage:
     """What an island does for one run of a dataflow.
@@ -130,14 +138,14 @@ class IslandMessage:
     Attributes:
       number: Its place in the island's sequence.
       run: Number of the run.
-      orders: What to do, in this order.
+      order_list: What to do; the same object in each run.
       inputs: Keys of values of earlier runs, by their number in this dataflow.
       values: Arrays of the host to put, likewise.
     """
 
     number: int
     run: int
-    orders: Sequence[Order]
+    order_list: OrderList
     inputs: Mapping[int, Key]
     values: Mapping[int, PyTree]
 
@@ -172,6 +180,14 @@ class Island(Protocol):
         """Forget a value after all messages so far; may be called in any thread."""
         ...
 
+    def lose(self, source: str, error: BaseException) -> None:
+        """Fail what would be received of an island that was lost."""
+        ...
+
     def close(self) -> None:
         """End after the messages so far."""
+        ...
+
+    def kill(self) -> None:
+        """End at once what can be ended: after Ctrl-C."""
         ...

@@ -53,10 +53,6 @@ class Submissions:
         inputs: dict[int, Key] = {n: future._key for n, future in futures.items()}
         made = {held.number for held in planned.outputs} - futures.keys()
         pending = {number: Pending() for number in made}
-        by_island = {
-            name: [step.order for step in planned.steps if step.island == name]
-            for name in dict.fromkeys(step.island for step in planned.steps)
-        }
 
         def submit(run: int) -> None:
             with self._lock:
@@ -68,11 +64,11 @@ class Submissions:
                     name: IslandMessage(
                         number=self._numbers.get(name, 0),
                         run=run,
-                        orders=orders,
+                        order_list=orders,
                         inputs=inputs,
                         values=values,
                     )
-                    for name, orders in by_island.items()
+                    for name, orders in planned.order_lists.items()
                 }
                 try:
                     self._send(messages)

@@ -237,8 +237,8 @@ FORBIDDEN = {
 LISTED = {
     # The launcher's recipes: from a launcher to its own child, by a file it made.
     ("replicator/launchpad_bridge/recipes.py", "unpickling"),
-    # A step to compile or time: from a process to its own child, over its input.
-    ("replicator/tuning/child.py", "unpickling"),
+    # A step to compile or time, an op with callbacks: to one's own child, by a pipe.
+    ("replicator/distributed/child.py", "unpickling"),
     # Runs a user's own script, named on the command line, as `python script.py` does.
     ("replicator/launchpad_bridge/compat/scripts.py", "eval"),
 }

@@ -8,6 +8,7 @@ the reason if it dies. A guard ends it with this process.
 """
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -97,18 +98,19 @@ def how_it_ended(process: GuardedProcess, messages: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def started_child(
-    module: str, added: dict[str, str]
+    module: str, added: dict[str, str], *, stderr: int | None = None
 ) -> Iterator[tuple[GuardedProcess, IO[bytes]]]:
     """Have a module's `main` run in a process of its own as long as a block lasts.
 
     Args:
       module: Name of the module.
       added: What is added to the environment.
+      stderr: Descriptor to print to, in place of the file.
 
     Yields:
-      The process, and the file of what it prints.
+      The process, and the file of what it prints, in a private folder.
     """
-    folder = Path(tempfile.mkdtemp(prefix="replicator-tuning-"))
+    folder = Path(tempfile.mkdtemp(prefix="replicator-child-"))
     environ = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON} | added
     environ["XLA_FLAGS"] = _FAKE_COUNT.sub("", environ.get("XLA_FLAGS", ""))
     # Beside a process that has the memory of the same GPU.
@@ -122,7 +124,7 @@ def started_child(
                 folder=folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=messages,
+                stderr=messages if stderr is None else stderr,
             )
             try:
                 yield process, messages
@@ -151,8 +153,15 @@ def _talk(process: GuardedProcess, order: bytes, until_s: float) -> tuple[bytes,
     return b"", True
 
 
-def pickled(order: Any) -> bytes:
+def pickled(
+    order: Any, reduce: Callable[[Any], Any] = lambda part: NotImplemented
+) -> bytes:
     """Return data as a child unpickles it; functions in it are sent by value.
+
+    Args:
+      order: The data.
+      reduce: Returns what a part is made of, as `object.__reduce__` does; or
+        `NotImplemented` for the usual.
 
     Raises:
       Exception: It cannot be pickled.
@@ -160,12 +169,34 @@ def pickled(order: Any) -> bytes:
     >>> len(pickled(lambda: 1)) > 0
     True
     """
-    return cloudpickle.dumps(order)
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = reduce(obj)
+            is_usual = reduced is NotImplemented
+            return super().reducer_override(obj) if is_usual else reduced
+
+    file = io.BytesIO()
+    Pickler(file).dump(order)
+    return file.getvalue()
 
 
 def received_order() -> Any:
-    """Return what a child was started with: it comes over a pipe from its parent."""
+    """Return the next order that a child is given, over a pipe from its parent.
+
+    Raises:
+      EOFError: There is none any more.
+    """
     return pickle.load(sys.stdin.buffer)
+
+
+def unpickled(part: bytes) -> Any:
+    """Return a part of an order that was pickled by itself.
+
+    Raises:
+      Exception: It cannot be unpickled here.
+    """
+    return pickle.loads(part)
 
 
 def import_path() -> bytes:

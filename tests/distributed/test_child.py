@@ -2,7 +2,7 @@
 
 import signal
 
-from replicator.tuning.child import ChildEnd, ask_child
+from replicator.distributed.child import ChildEnd, ask_child
 
 
 class Stops:
@@ -13,7 +13,7 @@ class Stops:
 
 
 def ask(order, limit_s=60.0, **environ):
-    child = "tests.tuning.answering"
+    child = "tests.distributed.answering"
     return ask_child(child, order, limit_s=limit_s, **environ)
 
 

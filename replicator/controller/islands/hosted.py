@@ -1,0 +1,236 @@
+"""An island as its process has it: a `LocalIsland`, fed by messages of its controller.
+
+    controller ── take (number, items) ──> inbox ──> the dispatching thread
+    controller <── reports, all that there are ──── the threads that wait for results
+    other islands <── shards, when computed ─────── a thread that sends
+
+Messages are numbered. Handlers of `rpc` run in several threads, so a controller sends
+the next one when this one was taken, and a number that is not the next is refused.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from replicator.base.host.clock import Clock
+from replicator.controller.islands.exports import computation_from
+from replicator.controller.islands.local import IslandValue, LocalIsland, lost_value
+from replicator.controller.islands.protocol import (
+    Computation,
+    IslandDevice,
+    IslandMessage,
+    Key,
+    OrderList,
+)
+from replicator.controller.islands.wire import (
+    Data,
+    array_data,
+    error_data,
+    error_from,
+    keys_from,
+    layout_data,
+    order_from,
+    shards_data,
+    shards_from,
+    values_from,
+)
+from replicator.errors import ArgumentError
+from replicator.rpc.client.client import Client
+
+
+class PeerIsland:
+    """Another island, to which shards are sent when they are computed.
+
+    Args:
+      client: Client of its process.
+      session: Token of the controller's session.
+    """
+
+    def __init__(self, client: Client, session: str) -> None:
+        self._client = client
+        self._session = session
+        # A thread waits while it reads an array; calls themselves do not wait.
+        self._sending = ThreadPoolExecutor(1, "island-send")
+
+    def deliver(self, key: Key, shards: IslandValue) -> None:
+        """Send a value once it is computed, or the error that it ended with."""
+        # A later op may be given its memory before it is read here.
+        kept = None if shards.array is None else [each.copy() for each in shards.array]
+        shards.done.add_done_callback(
+            lambda done: self._sending.submit(self._send, key, kept, done.exception())
+        )
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._sending.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _send(
+        self, key: Key, shards: Sequence[Any] | None, error: BaseException | None
+    ) -> None:
+        data = None if shards is None or error else shards_data(shards)
+        # The controller hears of an island that is gone by itself.
+        self._client.futures.deliver(self._session, *key, data, error_data(error))
+
+
+class HostedIsland:
+    """The island of one controller.
+
+    Args:
+      name: Its name there.
+      devices: Its devices.
+      peers: Clients of the other islands, by name.
+      session: Token of the controller's session.
+      clock: Source of the time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[IslandDevice],
+        *,
+        peers: Mapping[str, Client],
+        session: str,
+        clock: Clock,
+    ) -> None:
+        self.session = session
+        self._clock = clock
+        self._heard_s = clock.now_s()
+        self._peers = {
+            peer: PeerIsland(client, session) for peer, client in peers.items()
+        }
+        everyone: dict[str, Any] = dict(self._peers)
+        self._island = LocalIsland(name, devices, report=self._report, peers=everyone)
+        everyone[name] = self._island
+        self._computations: dict[int, Computation] = {}
+        self._lists: dict[int, OrderList] = {}
+        self._next = 0
+        self._taking = threading.Lock()  # guards these three
+        self._reports: list[Data] = []
+        self._is_closed = False
+        self._news = threading.Condition()  # guards these two
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the controller last asked for reports."""
+        return self._clock.now_s() - self._heard_s
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the controller has left."""
+        return self._is_closed
+
+    def load(
+        self, number: int, data: dict[str, Any], run: Callable[..., Any], shapes: Data
+    ) -> Data:
+        """Compile a computation; return the layouts of its outputs."""
+        computation = computation_from(data, run, shapes)
+        layouts = self._island.load(computation)
+        with self._taking:
+            self._computations[number] = computation
+        return [layout_data(layout) for layout in layouts]
+
+    def take(self, number: int, items: Sequence[Data]) -> None:
+        """Take the next message: runs, and what is forgotten.
+
+        Raises:
+          ArgumentError: It is not the next, or holds what a controller does not send.
+        """
+        with self._taking:
+            if number != self._next:
+                raise ArgumentError(
+                    f"`number` must be the next of the sequence of {self._island.name},"
+                    f" {self._next}, got {number}. Send each message once, in order."
+                )
+            self._next += 1
+            for kind, *rest in items:
+                if kind not in _ITEMS:
+                    raise ArgumentError(
+                        f"`items` must be those of {sorted(_ITEMS)}, got {kind!r}. Use "
+                        "the same version of replicator on both sides."
+                    )
+                _ITEMS[kind](self, *rest)
+
+    def deliver(self, key: Key, shards: Data, error: Data) -> None:
+        """Take shards that another island sends, or the error in their place."""
+        failure = error_from(error)
+        if failure is not None:
+            value = lost_value(failure)
+        else:
+            done: Future[None] = Future()
+            done.set_result(None)
+            value = IslandValue(shards_from(shards), done)
+        self._island.deliver(key, value)
+
+    def reports(self, wait_s: float) -> Data:
+        """Return what was reported since the last call; wait if nothing was.
+
+        Returns:
+          Whether the island was closed, and a list of run, values and error.
+        """
+        self._heard_s = self._clock.now_s()
+        with self._news:
+            self._news.wait_for(lambda: self._reports or self._is_closed, wait_s)
+            found, self._reports = self._reports, []
+            return [self._is_closed, found]
+
+    def read(self, keys: Sequence[Key]) -> Data:
+        """Return values that were reported."""
+        return [array_data(self._island.read(key)) for key in keys]
+
+    def close(self) -> None:
+        """End after the messages so far."""
+        self._island.close()
+        for peer in self._peers.values():
+            peer.close()
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
+
+    def _report(
+        self, run: int, values: Sequence[int], error: BaseException | None
+    ) -> None:
+        with self._news:
+            self._reports.append([run, list(values), error_data(error)])
+            self._news.notify_all()
+
+    def _take_orders(self, number: int, orders: Data) -> None:
+        found = [order_from(each, self._computations) for each in orders]
+        self._lists[number] = OrderList(orders=found)
+
+    def _take_run(
+        self, place: int, run: int, orders: int, inputs: Data, values: Data
+    ) -> None:
+        message = IslandMessage(
+            number=place,
+            run=run,
+            order_list=self._lists[orders],
+            inputs=keys_from(inputs),
+            values=values_from(values),
+        )
+        self._island.submit(message)
+
+    def _take_drop(self, run: int, value: int) -> None:
+        self._island.drop((run, value))
+
+    def _take_lost(self, source: str, error: Data) -> None:
+        failure = error_from(error)
+        assert failure is not None
+        self._island.lose(source, failure)
+
+    def _forget_orders(self, number: int) -> None:
+        self._lists.pop(number, None)
+
+    def _forget_computation(self, number: int) -> None:
+        self._computations.pop(number, None)
+
+
+_ITEMS: dict[str, Callable[..., None]] = {
+    "orders": HostedIsland._take_orders,
+    "run": HostedIsland._take_run,
+    "drop": HostedIsland._take_drop,
+    "lost": HostedIsland._take_lost,
+    "forget_orders": HostedIsland._forget_orders,
+    "forget_computation": HostedIsland._forget_computation,
+}

@@ -1,0 +1,53 @@
+"""The process of an island that `controller.start` made: serve it until the end.
+
+    parent ── settings; recipes, as they come ──> standard input
+    parent <── the address, a line ────────────── standard output, once
+
+All else goes by `rpc`, at a Unix socket in a private folder that the parent made. When
+the parent is gone the input ends, and so does this process; its guard sees to that, too.
+"""
+
+import dataclasses
+import json
+import os
+
+from replicator.base.host.fake_devices import fake_devices
+from replicator.base.mesh import jax_devices
+from replicator.controller.islands.local import described
+from replicator.controller.islands.server import IslandService
+from replicator.distributed.child import received_order
+from replicator.rpc.server.server import Server
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class IslandSettings:
+    """What the process of an island is told first.
+
+    Attributes:
+      devices: Number of its CPU devices.
+      share: Number of devices of all islands of this host, which share its memory.
+      folder: Private folder of its socket.
+    """
+
+    devices: int
+    share: int
+    folder: str
+
+
+def main() -> None:
+    """Serve an island until the standard input ends."""
+    # What an op prints must not come between: it goes where errors go.
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    settings: IslandSettings = received_order()
+    fake_devices(settings.devices)
+    devices = [described(device, settings.share) for device in jax_devices()]
+    service = IslandService(devices, takes_recipes=True)
+    address = f"unix:{os.path.join(settings.folder, 'island')}"
+    with Server(service, address=address, name="island") as server:
+        print(json.dumps(server.address), file=output, flush=True)
+        try:
+            while True:
+                service.take_recipe(*received_order())
+        except EOFError:
+            os._exit(0)  # ops may still run, and nobody wants them

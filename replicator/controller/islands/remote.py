@@ -1,0 +1,308 @@
+"""An island in another process, as its controller has it.
+
+Two threads for each: one sends what is queued, all that waits in one message, and the
+next when that was taken; one asks for reports, in a call that the island answers when
+there are some. That call ends when the island dies, and is late when it is stopped:
+then the island is lost, and all that it has not reported fails by name.
+
+The queue is a `SimpleQueue`, as the garbage collector puts keys to forget, in any
+thread.
+"""
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from replicator.controller.islands.exports import (
+    NotExportableError,
+    computation_data,
+    exported,
+    recipe_of,
+)
+from replicator.controller.islands.protocol import (
+    Call,
+    Computation,
+    Drop,
+    IslandDevice,
+    IslandMessage,
+    Key,
+    OrderList,
+    Report,
+    Send,
+)
+from replicator.controller.islands.wire import (
+    Data,
+    array_from,
+    error_data,
+    error_from,
+    keys_data,
+    layout_from,
+    order_data,
+    values_data,
+)
+from replicator.controller.layouts import SliceLayout
+from replicator.errors import ArgumentError, CallTimeoutError, OpFailedError, RpcError
+from replicator.rpc.client.client import Client
+
+_BEATS = 4
+"""How often an island without news answers, in the time after which it is lost."""
+
+
+_EXIT_S = 1.0
+"""How long the process of an island whose connection ended may take to exit."""
+
+
+class IslandParent(Protocol):
+    """The process of an island, to the process that started it."""
+
+    def send_recipe(self, number: int, recipe: bytes) -> None:
+        """Send a recipe over the pipe."""
+        ...
+
+    def end(self, wait_s: float = 0.0) -> str:
+        """End it; return how it ended by itself, or "" if this ended it."""
+        ...
+
+
+class RemoteIsland:
+    """Island of another process; it has joined the session.
+
+    Args:
+      name: Its name.
+      devices: Its devices; those of JAX are in this process, for traces alone.
+      client: Client of its process.
+      session: Token of the controller's session.
+      platform: What computations are compiled for there.
+      report: Called when a value is computed, or cannot be.
+      lost_after_s: Silence after which it is lost.
+      lost: Called with its name and an error when it is lost.
+      parent: Its process, if this one started it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[IslandDevice],
+        *,
+        client: Client,
+        session: str,
+        platform: str,
+        report: Report,
+        lost_after_s: float,
+        lost: Callable[[str, BaseException], None],
+        parent: IslandParent | None = None,
+    ) -> None:
+        self.name = name
+        self.devices = devices
+        self._client = client
+        self._session = session
+        self._platform = platform
+        self._report = report
+        self._lost_after_s = lost_after_s
+        self._tell_lost = lost
+        self._parent = parent
+        self._numbers = itertools.count()
+        # By computation and list, the number that the island knows it by.
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._read: dict[Key, jax.Array] = {}
+        # By run, the values that it has not reported, with the names of their ops.
+        self._open: dict[int, dict[int, str]] = {}
+        self._why_lost = ""
+        self._lock = threading.Lock()  # guards these two
+        self._threads = [
+            threading.Thread(target=work, name=f"{name}-{what}", daemon=True)
+            for what, work in (("send", self._send_all), ("hear", self._hear_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def load(self, computation: Computation) -> Sequence[SliceLayout]:
+        """Compile a computation there; return the layouts of its outputs."""
+        number = next(self._numbers)
+        devices = [self.devices[at].device for at in computation.places]
+        try:
+            program = exported(computation, devices, self._platform)
+        except NotExportableError as error:
+            program = b""
+            self._send_recipe(number, computation, error)
+        about = computation_data(computation)
+        found = self._called("load", self._session, number, about, program)
+        self._known[computation] = number
+        weakref.finalize(
+            computation, self._outbox.put, ["forget_computation", number]
+        ).atexit = False
+        layouts = [layout_from(each) for each in found]
+        return [layout for layout in layouts if layout is not None]
+
+    def submit(self, message: IslandMessage) -> None:
+        """Take the message with the next number, and return at once."""
+        with self._lock:
+            self._open.setdefault(message.run, _outputs(message.order_list))
+        self._outbox.put(message)
+
+    def read(self, key: Key) -> jax.Array:
+        """Return a value that was reported; it is fetched once."""
+        if key not in self._read:
+            (found,) = self._called("read", self._session, [key])
+            self._read[key] = jnp.asarray(array_from(found))
+        return self._read[key]
+
+    def drop(self, key: Key) -> None:
+        """Forget a value after all messages so far; may be called in any thread."""
+        self._read.pop(key, None)
+        self._outbox.put(["drop", *key])
+
+    def lose(self, source: str, error: BaseException) -> None:
+        """Fail what would be received of an island that was lost."""
+        self._outbox.put(["lost", source, error_data(error)])
+
+    def close(self) -> None:
+        """End after the messages so far."""
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._end()
+
+    def kill(self) -> None:
+        """End it at once: after Ctrl-C."""
+        if self._parent is not None:
+            self._parent.end()
+        self._lose("for the controller was left")
+
+    def _end(self, wait_s: float = 0.0) -> str:
+        self._client.close()
+        return "" if self._parent is None else self._parent.end(wait_s)
+
+    def _send_recipe(
+        self, number: int, computation: Computation, why: NotExportableError
+    ) -> None:
+        if computation.is_eager or self._parent is None:
+            raise ArgumentError(
+                f"op `{computation.name}` must be one that `jax.export` takes, to run "
+                f"on {self.name}, got: {why} ({computation.line}). Use "
+                "`controller.start`, which takes callbacks, or `controller.local`."
+            ) from why
+        try:
+            self._parent.send_recipe(number, recipe_of(computation))
+        except NotExportableError as error:
+            raise ArgumentError(
+                f"op `{computation.name}` must call back functions that can be "
+                f"pickled, got: {error} ({computation.line}). Use `controller.local`, "
+                "or make what it holds in the function."
+            ) from error
+
+    def _called(self, method: str, *args: Any) -> Any:
+        """Make a call, and wait for it; a lost island raises by name."""
+        try:
+            return self._client.call(method, args)
+        except RpcError as error:
+            if self._why_lost or not isinstance(error, ValueError):
+                raise self._failed(method, "") from error
+            raise
+
+    def _send_all(self) -> None:
+        """Send what is queued, until the end."""
+        number, ended = 0, False
+        while not ended:
+            items = [self._outbox.get()]
+            while not self._outbox.empty():
+                items.append(self._outbox.get())
+            ended = None in items
+            items = items[: items.index(None)] if ended else items
+            runs = [each.run for each in items if isinstance(each, IslandMessage)]
+            try:
+                if not self._why_lost:
+                    data = [part for each in items for part in self._data(each)]
+                    self._client.call("take", (self._session, number, data))
+                    number += 1
+                    if ended:
+                        self._client.call("leave", (self._session,))
+            except Exception as error:  # it is not known what has arrived
+                self._lose(_text(error))
+            if self._why_lost:
+                self._fail(runs)
+
+    def _data(self, item: IslandMessage | list[Any]) -> list[Data]:
+        if isinstance(item, list):
+            return [item]
+        orders, made = item.order_list, []
+        if orders not in self._known:
+            number = self._known[orders] = next(self._numbers)
+            forget = ["forget_orders", number]
+            weakref.finalize(orders, self._outbox.put, forget).atexit = False
+            listed = [order_data(e, self._known.__getitem__) for e in orders.orders]
+            made = [["orders", number, listed]]
+        keys, values = keys_data(item.inputs), values_data(item.values)
+        run = ["run", item.number, item.run, self._known[orders], keys, values]
+        return [*made, run]
+
+    def _hear_all(self) -> None:
+        """Ask for reports, until the end."""
+        ended, wait_s = False, self._lost_after_s / _BEATS
+        while not ended and not self._why_lost:
+            try:
+                ended, reports = self._client.call(
+                    "reports", (self._session, wait_s), timeout_s=self._lost_after_s
+                )
+            except Exception as error:
+                self._lose(_text(error))
+                return
+            for run, values, error in reports:
+                with self._lock:
+                    left = self._open.get(run, {})
+                    for value in values:
+                        left.pop(value, None)
+                    if not left:
+                        self._open.pop(run, None)
+                self._report(run, values, error_from(error))
+
+    def _lose(self, why: str) -> None:
+        """Give it up: end it, and fail what it has not reported."""
+        with self._lock:
+            if self._why_lost:
+                return
+            self._why_lost = why
+        how = self._end(_EXIT_S)
+        self._why_lost = f"which {how}" if how else why
+        self._tell_lost(self.name, self._failed("its transfers", ""))
+        with self._lock:
+            runs = list(self._open)
+        self._fail(runs)
+
+    def _fail(self, runs: Sequence[int]) -> None:
+        for run in runs:
+            with self._lock:
+                left = self._open.pop(run, {})
+            for value, name in left.items():
+                self._report(run, [value], self._failed(name, f" in run {run}"))
+
+    def _failed(self, name: str, where: str) -> OpFailedError:
+        error = OpFailedError(
+            f"op `{name}` failed{where}: {self.name} was lost, {self._why_lost}"
+        )
+        error.op, error.island = name, self.name
+        return error
+
+
+def _outputs(order_list: OrderList) -> dict[int, str]:
+    """Return the values that orders make here, with the names of their ops."""
+    found: dict[int, str] = {}
+    for order in order_list.orders:
+        if isinstance(order, Call):
+            found.update(dict.fromkeys(order.outputs, order.computation.name))
+        elif not isinstance(order, Drop | Send):
+            found[order.output] = type(order).__name__.lower()
+    return found
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, CallTimeoutError):
+        return "which gave no sign of life"
+    return f"for {(str(error) or type(error).__name__).splitlines()[0]}"

@@ -1,0 +1,178 @@
+"""Serve an island to one controller at a time, and to that controller's islands.
+
+What arrives is data, and the bytes of `jax.export`; every connection proves that it
+knows the island's secret (`rpc`). A recipe comes by another way, from the process that
+started this one, and is asked for by its number here.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+
+from replicator.base.accepts import ArgumentRule, accepts, blob, seconds, text, whole
+from replicator.base.host.clock import Clock, SystemClock
+from replicator.controller.islands.exports import function_of_export, function_of_recipe
+from replicator.controller.islands.hosted import HostedIsland
+from replicator.controller.islands.protocol import IslandDevice
+from replicator.controller.islands.wire import Data
+from replicator.errors import ArgumentError
+from replicator.rpc.client.client import Client
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
+
+_log = logging.getLogger(__name__)
+_LIST = ArgumentRule("a list", lambda value: isinstance(value, list | tuple))
+_TABLE = ArgumentRule("a dictionary", lambda value: isinstance(value, dict))
+_LIST_OR_NONE = ArgumentRule(
+    "a list, or None", lambda value: value is None or isinstance(value, list | tuple)
+)
+_MOST_PROGRAM_BYTES = 1 << 30
+_RECIPE_S = 60.0
+
+
+class IslandService:
+    """Methods of an island for its controller, and for other islands.
+
+    Args:
+      devices: Its devices.
+      secret: Secret of all islands; by default the file beside each socket.
+      tls: Files for connections to other hosts.
+      takes_recipes: Whether the process that started this one sends recipes.
+      clock: Source of the time.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[IslandDevice],
+        *,
+        secret: Secret | None = None,
+        tls: Tls | None = None,
+        takes_recipes: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._devices = devices
+        self._options: dict[str, Any] = {"secret": secret, "tls": tls}
+        self._takes_recipes = takes_recipes
+        self._clock = clock or SystemClock()
+        self._hosted: HostedIsland | None = None
+        self._silence_s = 0.0
+        self._joining = threading.Lock()  # guards these two
+        self._recipes: dict[int, Future[bytes]] = {}
+
+    @accepts()
+    def describe(self) -> Data:
+        """Return the version of JAX here, the platform, and kind and memory of each."""
+        platform = self._devices[0].device.platform
+        devices = [[each.kind, each.memory_bytes] for each in self._devices]
+        return [jax.__version__, platform, devices]
+
+    @accepts(session=text(), name=text(), peers=_TABLE, lost_after_s=seconds())
+    def join(
+        self, session: str, name: str, peers: dict[str, str], lost_after_s: float
+    ) -> None:
+        """Make the island of a controller.
+
+        Args:
+          session: Token of the controller's session.
+          name: Name of the island there.
+          peers: Addresses of the other islands, by name.
+          lost_after_s: Silence after which each side gives the other up.
+
+        Raises:
+          ArgumentError: Another controller has this island.
+        """
+        with self._joining:
+            former = self._hosted
+            is_held = former is not None and not former.is_closed
+            if is_held and former.silent_s < self._silence_s:
+                raise ArgumentError(
+                    "an island must have one controller at a time, got a second one. "
+                    "Close the first, or start another `IslandServer`."
+                )
+            self._silence_s = lost_after_s
+            clients = {
+                str(peer): Client(
+                    str(address), timeout_s=None, wait_for_ready=False, **self._options
+                )
+                for peer, address in peers.items()
+            }
+            self._hosted = HostedIsland(
+                name, self._devices, peers=clients, session=session, clock=self._clock
+            )
+
+    @accepts(
+        session=text(), number=whole(), about=_TABLE, program=blob(_MOST_PROGRAM_BYTES)
+    )
+    def load(self, session: str, number: int, about: Data, program: bytes) -> Data:
+        """Compile a computation; return the layouts of its outputs.
+
+        Args:
+          session: The session.
+          number: Number of the computation.
+          about: All of it but its function.
+          program: Bytes of `jax.export`; none if its recipe comes from the parent.
+        """
+        hosted = self._of(session)
+        if program:
+            run, shapes = function_of_export(program)
+        elif self._takes_recipes:
+            run, shapes = function_of_recipe(self._recipe(number).result(_RECIPE_S))
+        else:
+            raise ArgumentError(
+                "`program` must be bytes of `jax.export`, got none. Only the process "
+                "that started an island sends it recipes."
+            )
+        return hosted.load(number, about, run, shapes)
+
+    @accepts(session=text(), number=whole(), items=_LIST)
+    def take(self, session: str, number: int, items: Sequence[Data]) -> None:
+        """Take the next message of the sequence."""
+        self._of(session).take(number, items)
+
+    @accepts(
+        session=text(),
+        run=whole(),
+        value=whole(),
+        shards=_LIST_OR_NONE,
+        error=_LIST_OR_NONE,
+    )
+    def deliver(
+        self, session: str, run: int, value: int, shards: Data, error: Data
+    ) -> None:
+        """Take shards that another island sends, or the error in their place."""
+        self._of(session).deliver((run, value), shards, error)
+
+    @accepts(session=text(), wait_s=seconds())
+    def reports(self, session: str, wait_s: float) -> Data:
+        """Return what was computed since the last call, and what failed."""
+        return self._of(session).reports(wait_s)
+
+    @accepts(session=text(), keys=_LIST)
+    def read(self, session: str, keys: Sequence[Data]) -> Data:
+        """Return values that were reported."""
+        return self._of(session).read([(int(run), int(n)) for run, n in keys])
+
+    @accepts(session=text())
+    def leave(self, session: str) -> None:
+        """End the island after the messages so far."""
+        self._of(session).close()
+
+    def take_recipe(self, number: int, recipe: bytes) -> None:
+        """Take a recipe, of the process that started this one."""
+        self._recipe(number).set_result(recipe)
+
+    def _recipe(self, number: int) -> "Future[bytes]":
+        return self._recipes.setdefault(number, Future())
+
+    def _of(self, session: str) -> HostedIsland:
+        hosted = self._hosted
+        if hosted is None or hosted.session != session:
+            raise ArgumentError(
+                "`session` must be that of the island's controller, got another. The "
+                "controller was given up, or closed: connect again."
+            )
+        return hosted

@@ -1,0 +1,63 @@
+"""Make a controller: over islands of this process, of this host, or elsewhere."""
+
+from replicator.controller.controller import Controller
+from replicator.controller.islands.local import local_islands
+from replicator.controller.islands.started import started_islands
+from replicator.errors import check_count, check_positive
+
+
+def local(*, islands: int = 1, devices: int | None = None) -> Controller:
+    """Return a controller over islands in this process.
+
+    On CPU each island has a client of XLA to itself, so that their programs run beside
+    each other; elsewhere it is some of the devices that JAX sees.
+
+    Args:
+      islands: Number of islands.
+      devices: Number of devices of each; by default JAX's devices are shared out.
+
+    Raises:
+      ArgumentError: There are not that many devices.
+
+    >>> with local(islands=2, devices=1) as pw:
+    ...     double = pw.fn(lambda x: x * 2, pw.slice(1))
+    ...     print(double(jnp.ones(2)))
+    [2. 2.]
+    """
+    check_count("islands", islands)
+    if devices is not None:
+        check_count("devices", devices)
+    return Controller(lambda report: local_islands(islands, devices, report))
+
+
+def start(
+    *, islands: int = 1, devices: int = 1, lost_after_s: float = 10.0
+) -> Controller:
+    """Start islands as processes of this host; return a controller over them.
+
+    Each process has CPU devices of its own. It gets nothing but the programs that it
+    runs; what those print goes to this process's standard error. None outlives this
+    process, however it ends.
+
+    Args:
+      islands: Number of islands.
+      devices: Number of CPU devices of each.
+      lost_after_s: Seconds without a sign of life after which an island is lost.
+
+    Raises:
+      ArgumentError: An argument is out of range.
+      LaunchError: An island cannot be started.
+
+    >>> with start(islands=2, devices=1) as pw:  # doctest: +SKIP
+    ...     double = pw.fn(lambda x: x * 2, pw.slice(1))
+    ...     print(double(jnp.ones(2)))
+    [2. 2.]
+    """
+    check_count("islands", islands)
+    check_count("devices", devices)
+    check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
+    return Controller(
+        lambda report: started_islands(
+            islands, devices, lost_after_s=lost_after_s, report=report
+        )
+    )
