@@ -24,10 +24,11 @@ from replicator.controller.future import Future, Pending
 from replicator.controller.islands.local import local_islands
 from replicator.controller.islands.protocol import Island, IslandMessage, Key, Report
 from replicator.controller.layouts import WHOLE
+from replicator.controller.pipeline.pipeline import Pipeline
 from replicator.controller.plan import plan
 from replicator.controller.program import Look, Program
 from replicator.controller.runs import Runs
-from replicator.controller.slices import Slice, place, wish
+from replicator.controller.slices import Slice, VirtualDevices, place, wish
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, trace
 from replicator.errors import ArgumentError, check_count
@@ -188,9 +189,18 @@ class Controller:
         mapped = jax.vmap(f, axis_name=axis_name, axis_size=len(devices))
         return self.fn(functools.wraps(f)(mapped), found, in_specs=rows, out_specs=rows)
 
-    def make_virtual_device_set(self) -> "VirtualDevices":
+    def make_virtual_device_set(self) -> VirtualDevices:
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
-        return VirtualDevices(self)
+        return VirtualDevices(self.slice)
+
+    def pipeline(self, *args: Any, **options: Any) -> Pipeline:
+        """Make a pipeline: stages on slices, whose call makes one update.
+
+        Args:
+          *args: Stages, loss, slices, microbatches and schedule, as of `Pipeline`.
+          **options: More of `Pipeline`.
+        """
+        return Pipeline(self, *args, **options)
 
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
@@ -363,17 +373,6 @@ class Controller:
                 "`pw` must be open, got one that was closed. Call it inside of its "
                 "`with` statement."
             )
-
-
-class VirtualDevices:
-    """Devices that are asked for, as in Pathways' listing."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def add_slice(self, tpu_devices: int) -> Slice:
-        """Return a slice: `pw.slice(tpu_devices)`."""
-        return self._controller.slice(tpu_devices)
 
 
 def local(*, islands: int = 1, devices: int | None = None) -> Controller:
