@@ -15,8 +15,8 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from replicator.controller.computations import (
+    Computations,
     asked_specs,
-    computation_of,
     of_host,
     reshard,
     shape_of,
@@ -122,6 +122,7 @@ class _Planner:
         self._inputs: dict[int, int] = {}
         self._puts: dict[int, list[int]] = {}
         self._donated: set[int] = set()
+        self._computations = Computations(closed, functions, self._constants, islands)
 
     def add_input(
         self, position: int, var: core.Var, at: tuple[Slice, SliceLayout] | None
@@ -157,27 +158,13 @@ class _Planner:
                 if isinstance(taken_from, PlannedValue)
                 and number_of == taken_from.number
             )
-        layouts = (
+        layouts = [
             each.layout if isinstance(each, PlannedValue) else None for each in held
+        ]
+        given = dict(zip(invars, layouts, strict=True))
+        computation, layouts = self._computations.loaded(
+            group, eqns, inputs=given, outputs=outvars, donated=donated
         )
-        computation = computation_of(
-            group,
-            eqns,
-            whole=self._closed,
-            functions=self._functions,
-            constants=self._constants,
-            inputs=dict(zip(invars, layouts, strict=True)),
-            outputs=outvars,
-            donated=donated,
-        )
-        try:
-            layouts = self._islands[group.slice.island].load(computation)
-        except ValueError as failure:  # of JAX: a sharding that does not divide
-            raise ArgumentError(
-                f"op `{computation.name}` must fit {group.slice}, got: "
-                f"{str(failure).splitlines()[0]} ({computation.line}). Change its "
-                "function, or its specs."
-            ) from failure
         outputs = [self._next() for _ in outvars]
         numbers = tuple(
             each.number if isinstance(each, PlannedValue) else each for each in held

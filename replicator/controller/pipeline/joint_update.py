@@ -61,7 +61,9 @@ class JointUpdate:
         self._last = max((place.level for place in self._places.values()), default=0)
         self._maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._exchanged = self._meeting()
-        self._outputs = [self._home(v, at) for v, at in zip(jaxpr.outvars, outputs)]
+        self._outputs = [
+            self._home(v, at) for v, at in zip(jaxpr.outvars, outputs, strict=True)
+        ]
 
     def __call__(self, flat: Sequence[jax.Array], bind_at: BindAt) -> list[jax.Array]:
         """Call the ops of an update; return the results in the order of `fn`."""
@@ -98,7 +100,9 @@ class JointUpdate:
     ) -> tuple[jax.Array, ...]:
         """Call the op of a stage that computes values from what is there."""
         stage, level = at
-        known = {v: key for key in packs if key[1] < level for v in self._exchanged[key]}
+        known = {
+            v: key for key in packs if key[1] < level for v in self._exchanged[key]
+        }
         eqns, taken = self._part(wanted, values.keys() | known.keys())
         used = list(dict.fromkeys(known[v] for v in taken if v in known))
         plain = [v for v in taken if v not in known]
@@ -169,9 +173,7 @@ def _opened(closed: core.ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
     return evaluate(closed, values, apply, constant=lambda value: value)
 
 
-def _places(
-    jaxpr: core.Jaxpr, homes: Sequence[int | None]
-) -> dict[core.Var, _Place]:
+def _places(jaxpr: core.Jaxpr, homes: Sequence[int | None]) -> dict[core.Var, _Place]:
     places = {
         v: _Place(stage=home, level=0)
         for v, home in zip(jaxpr.invars, homes, strict=True)
@@ -183,9 +185,7 @@ def _places(
     return places
 
 
-def _place_of(
-    eqn: core.JaxprEqn, taken: Sequence[tuple[core.Var, _Place]]
-) -> _Place:
+def _place_of(eqn: core.JaxprEqn, taken: Sequence[tuple[core.Var, _Place]]) -> _Place:
     arrays = {p.stage for v, p in taken if p.stage is not None and v.aval.size > 1}
     owners = {p.stage for _, p in taken if p.stage is not None}
     if len(arrays) > 1:

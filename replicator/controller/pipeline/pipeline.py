@@ -122,9 +122,7 @@ class Pipeline:
         self._update = pw.program(self._trace_update, fuse=False)
         self._forward = pw.program(self._traced.forward, fuse=False)
 
-    def init(
-        self, params: Sequence[PyTree], optimizer: PyTree = None
-    ) -> PipelineState:
+    def init(self, params: Sequence[PyTree], optimizer: PyTree = None) -> PipelineState:
         """Place parameters and the optimizer's state on the slices.
 
         Args:
@@ -222,8 +220,8 @@ class Pipeline:
             size = (*tracing.shape_of(leaf).shape, 0)[0]
             if not size or size % count:
                 raise ArgumentError(
-                    f"`{name}` must divide evenly over {count} microbatches, got {size} "
-                    f"examples. Use {count * max(1, size // count)}."
+                    f"`{name}` must divide evenly over {count} microbatches, got "
+                    f"{size} examples. Use {count * max(1, size // count)}."
                 )
 
     def _trace_update(
@@ -266,9 +264,13 @@ class Pipeline:
         return self._joint[known]
 
     def _bind(
-        self, stage: int, f: Callable[..., PyTree], in_specs: Any = None, out: Any = None
+        self,
+        stage: int,
+        f: Callable[..., PyTree],
+        in_specs: Any = None,
+        out_specs: Any = None,
     ) -> Callable[..., PyTree]:
-        return self._pw.fn(f, self._slice_of(stage), in_specs, out)
+        return self._pw.fn(f, self._slice_of(stage), in_specs, out_specs)
 
     def _slice_of(self, stage: int) -> Slice:
         return self._slices[stage % len(self._slices)]

@@ -78,7 +78,7 @@ def interleaved(stages: int, slices: int, microbatches: int) -> list[list[StageO
     >>> [(op.kind[0], op.stage, op.microbatch) for op in ops[:4]]
     [('f', 0, 0), ('f', 0, 1), ('f', 2, 0), ('f', 2, 1)]
     """
-    # Of the microbatches before the first backward, each chunk but the last has a group.
+    # Before the first backward, each stage of a slice but the last runs one group.
     extra = (stages // slices - 1) * max(map(len, _groups(slices, microbatches)))
     return [
         _alternating(

@@ -102,7 +102,12 @@ class StageOps:
         size, ahead = jax.tree.structure(y).num_leaves, len(jax.tree.leaves((y, aux)))
         results = jax.tree.unflatten(jax.tree.structure(y), outs[:size])
         counts = jax.tree.unflatten(jax.tree.structure(aux), outs[size:ahead])
-        return token, results, counts, ([leaves[at] for at in self._taken], outs[ahead:])
+        return (
+            token,
+            results,
+            counts,
+            ([leaves[at] for at in self._taken], outs[ahead:]),
+        )
 
     def backward(
         self, token: jax.Array, sums: PyTree, saved: Any, cotangent: PyTree

@@ -148,7 +148,7 @@ class Traced:
             count=self.microbatches,
             key_impl=self.key_impl,
             forward=functools.partial(self.bind, stage),
-            backward=functools.partial(self.bind, stage, in_specs=None, out=out),
+            backward=functools.partial(self.bind, stage, out_specs=out),
             like=jax.tree.map(shape_of, (params, given)),
         )
 

@@ -67,19 +67,22 @@ def _lines(spans: Sequence[DrawnSpan], title: str, width: float) -> Iterator[str
         y = _MARGIN + _ROW * number + _BOX / 2 + 4
         yield f'<text x="{_MARGIN}" y="{y:.1f}" fill="{_FAINT}">{_text(row)}</text>'
     for span in spans:
-        x, y = left + scale * (span.start - first), _MARGIN + _ROW * rows.index(span.row)
+        x, y = (
+            left + scale * (span.start - first),
+            _MARGIN + _ROW * rows.index(span.row),
+        )
         yield from _box(span, fills[span.kind], x, y, scale * (span.end - span.start))
     x, y = left, _MARGIN + _ROW * len(rows)
     for kind in kinds:
-        yield f'<rect x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2" {_look(fills[kind])}/>'
-        yield f'<text x="{x + 18:.1f}" y="{y + 10:.1f}" fill="{_FAINT}">{_text(kind)}</text>'
+        square = f'x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2"'
+        yield f"<rect {square} {_look(fills[kind])}/>"
+        where = f'x="{x + 18:.1f}" y="{y + 10:.1f}"'
+        yield f'<text {where} fill="{_FAINT}">{_text(kind)}</text>'
         x += 18 + width_of(shown(kind)) + 2 * _MARGIN
     yield "</svg>"
 
 
-def _box(
-    span: DrawnSpan, fill: str, x: float, y: float, width: float
-) -> Iterator[str]:
+def _box(span: DrawnSpan, fill: str, x: float, y: float, width: float) -> Iterator[str]:
     yield f'<g class="span"><title>{_text(span.title)}</title>'
     yield (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BOX}" rx="2" '
