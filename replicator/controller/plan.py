@@ -58,6 +58,7 @@ class Plan:
       outputs: The results.
       donated: Positions of inputs whose memory an op takes.
       behind: By number of a value, the numbers of results that depend on it.
+      moved_bytes: Bytes that go from slice to slice.
     """
 
     steps: Sequence[Step]
@@ -66,6 +67,7 @@ class Plan:
     outputs: Sequence[PlannedValue]
     donated: frozenset[int]
     behind: Mapping[int, frozenset[int]]
+    moved_bytes: int
 
 
 def plan(
@@ -122,6 +124,7 @@ class _Planner:
         self._inputs: dict[int, int] = {}
         self._puts: dict[int, list[int]] = {}
         self._donated: set[int] = set()
+        self._moved_bytes = 0
         self._computations = Computations(closed, functions, self._constants, islands)
 
     def add_input(
@@ -192,6 +195,7 @@ class _Planner:
             outputs=outputs,
             donated=frozenset(self._donated),
             behind=behind(steps, {held.number for held in outputs}),
+            moved_bytes=self._moved_bytes,
         )
 
     def _result(self, atom: core.Var | core.Literal) -> PlannedValue:
@@ -287,6 +291,7 @@ class _Planner:
             source = self._resharded(var, source, moves.before, made_at)
         number = self._next()
         size = moves.size * np.dtype(_bits(var.aval)).itemsize
+        self._moved_bytes += size
         where = f"{_devices(home)} to {_devices(slice_)}"
         text = f"{var.aval.str_short()}, {size} bytes, {where}"
         send = Send(

@@ -123,9 +123,13 @@ def _stuck(
     orders: Orders, at: Sequence[int], ends: dict[StageOp, float], stages: int
 ) -> ArgumentError:
     """Return the error of a schedule in which no slice can go on."""
-    number = next(n for n, ops in enumerate(orders) if at[n] < len(ops))
-    op = orders[number][at[number]]
-    missing = next(need for need in _needs(op, stages) if need not in ends)
+    waiting = [ops[n] for ops, n in zip(orders, at, strict=True) if n < len(ops)]
+    pairs = [
+        (op, need) for op in waiting for need in _needs(op, stages) if need not in ends
+    ]
+    # One that its own slice would run later is the cause; else they wait in a circle.
+    own = [(a, b) for a, b in pairs if (a.stage - b.stage) % len(orders) == 0]
+    op, missing = (own or pairs)[0]
     return ArgumentError(
         f"`schedule` must run an op after what it needs, got {op} ahead of {missing}, "
         "for which all slices wait. Put it later in the list of its slice."
