@@ -5,6 +5,18 @@ from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future
 from replicator.controller.makers import local, start
+from replicator.controller.pipeline.pipeline import (
+    Pipeline,
+    PipelineState,
+    PipelineUpdate,
+)
+from replicator.controller.pipeline.schedules import (
+    Schedule,
+    StageOp,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+)
 from replicator.controller.program import Program
 from replicator.controller.slices import Slice
 
@@ -13,8 +25,16 @@ __all__ = [
     "Dataflow",
     "Function",
     "Future",
+    "Pipeline",
+    "PipelineState",
+    "PipelineUpdate",
     "Program",
+    "Schedule",
     "Slice",
+    "StageOp",
+    "gpipe",
+    "interleaved",
     "local",
+    "one_f_one_b",
     "start",
 ]

@@ -20,6 +20,7 @@ from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.islands.protocol import Island, Report
 from replicator.controller.layouts import WHOLE
+from replicator.controller.pipeline.pipeline import Pipeline
 from replicator.controller.plan import plan
 from replicator.controller.program import Program
 from replicator.controller.scheduling.submissions import Submissions
@@ -188,6 +189,15 @@ class Controller:
     def make_virtual_device_set(self) -> VirtualDevices:
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
         return VirtualDevices(self.slice)
+
+    def pipeline(self, *args: Any, **options: Any) -> Pipeline:
+        """Make a pipeline: stages on slices, whose call makes one update.
+
+        Args:
+          *args: Stages, loss, slices, microbatches and schedule, as of `Pipeline`.
+          **options: More of `Pipeline`.
+        """
+        return Pipeline(self, *args, **options)
 
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True

@@ -77,6 +77,11 @@ class Dataflow:
             for aval in avals
         ]
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a run moves from slice to slice."""
+        return self.plan.moved_bytes
+
     def __str__(self) -> str:
         """Return its virtual form: an op a line, by slices."""
         jaxpr = self._traced.closed.jaxpr

@@ -15,8 +15,8 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from replicator.controller.computations import (
+    Computations,
     asked_specs,
-    computation_of,
     of_host,
     reshard,
     shape_of,
@@ -60,6 +60,7 @@ class Plan:
       outputs: The results.
       donated: Positions of inputs whose memory an op takes.
       behind: By number of a value, the numbers of results that depend on it.
+      moved_bytes: Bytes that go from slice to slice.
     """
 
     steps: Sequence[Step]
@@ -69,6 +70,7 @@ class Plan:
     outputs: Sequence[PlannedValue]
     donated: frozenset[int]
     behind: Mapping[int, frozenset[int]]
+    moved_bytes: int
 
 
 def plan(
@@ -125,6 +127,8 @@ class _Planner:
         self._inputs: dict[int, int] = {}
         self._puts: dict[int, list[int]] = {}
         self._donated: set[int] = set()
+        self._moved_bytes = 0
+        self._computations = Computations(closed, functions, self._constants, islands)
 
     def add_input(
         self, position: int, var: core.Var, at: tuple[Slice, SliceLayout] | None
@@ -160,27 +164,13 @@ class _Planner:
                 if isinstance(taken_from, PlannedValue)
                 and number_of == taken_from.number
             )
-        layouts = (
+        layouts = [
             each.layout if isinstance(each, PlannedValue) else None for each in held
+        ]
+        given = dict(zip(invars, layouts, strict=True))
+        computation, layouts = self._computations.loaded(
+            group, eqns, inputs=given, outputs=outvars, donated=donated
         )
-        computation = computation_of(
-            group,
-            eqns,
-            whole=self._closed,
-            functions=self._functions,
-            constants=self._constants,
-            inputs=dict(zip(invars, layouts, strict=True)),
-            outputs=outvars,
-            donated=donated,
-        )
-        try:
-            layouts = self._islands[group.slice.island].load(computation)
-        except ValueError as failure:  # of JAX: a sharding that does not divide
-            raise ArgumentError(
-                f"op `{computation.name}` must fit {group.slice}, got: "
-                f"{str(failure).splitlines()[0]} ({computation.line}). Change its "
-                "function, or its specs."
-            ) from failure
         outputs = [self._next() for _ in outvars]
         numbers = tuple(
             each.number if isinstance(each, PlannedValue) else each for each in held
@@ -210,6 +200,7 @@ class _Planner:
             outputs=outputs,
             donated=frozenset(self._donated),
             behind=behind(steps, {held.number for held in outputs}),
+            moved_bytes=self._moved_bytes,
         )
 
     def _result(self, atom: core.Var | core.Literal) -> PlannedValue:
@@ -305,6 +296,7 @@ class _Planner:
             source = self._resharded(var, source, moves.before, made_at)
         number = self._next()
         size = moves.size * np.dtype(_bits(var.aval)).itemsize
+        self._moved_bytes += size
         where = f"{_devices(home)} to {_devices(slice_)}"
         text = f"{var.aval.str_short()}, {size} bytes, {where}"
         send = Send(

@@ -1,0 +1,1 @@
+"""Pipelines: stages on slices, their schedules, and one device's update of all."""

@@ -1,0 +1,276 @@
+"""Pipelines over slices: one dataflow runs all stages, for all microbatches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from replicator.base.types import PyTree
+from replicator.controller.dataflow import Dataflow
+from replicator.controller.future import Future
+from replicator.controller.pipeline import tracing
+from replicator.controller.pipeline.joint_update import JointUpdate
+from replicator.controller.pipeline.parameters import check_params, homes_of
+from replicator.controller.pipeline.schedules import SCHEDULES, Schedule
+from replicator.controller.pipeline.simulation import simulate
+from replicator.controller.slices import Slice
+from replicator.errors import ArgumentError, check_count, check_word
+from replicator.monitoring.drawing.spans import DrawnSpan, spans_svg
+
+
+class PipelineState(NamedTuple):
+    """Parameters of each stage, and the optimizer's state, on their slices."""
+
+    params: list[PyTree]
+    optimizer: PyTree
+
+
+class PipelineUpdate(NamedTuple):
+    """Results of an update: the mean loss, its gradients, and the state after it."""
+
+    loss: Future
+    gradients: list[PyTree]
+    state: PipelineState
+
+
+class Binder(Protocol):
+    """What a pipeline needs of the controller."""
+
+    def fn(self, f: Any, slice: Slice, *specs: Any) -> Any:  # noqa: A002
+        """Bind a function to a slice."""
+        ...
+
+    def put(self, tree: PyTree, slice: Slice, specs: PyTree = None) -> PyTree:  # noqa: A002
+        """Place arrays on a slice."""
+        ...
+
+    def program(self, fn: Any = None, *, fuse: bool = True) -> Any:
+        """Make a function one dataflow."""
+        ...
+
+
+class Pipeline:
+    """Stages on slices; a call makes one update. From `pw.pipeline`.
+
+    Args:
+      pw: The controller.
+      stages: `stage(params, x)` of each, or `stage(params, x, key)` with a key in the
+        call; the first one takes its part of the batch, the others what the stage
+        before them returns: arrays of floating point numbers.
+      loss: `loss(y, targets)`: the mean over a microbatch, or a `LocalSum`, whose count
+        is what the microbatch weighs.
+      slices: Stage k runs on slice k modulo their number.
+      microbatches: Number of parts of a batch.
+      schedule: "one_f_one_b", "gpipe", "interleaved", or a `Schedule`.
+      optimizer: Its update is that of one device with the parameters of all stages;
+        without one, calls return gradients and leave the parameters.
+      shared: For the path of a parameter that is None, that of the array that stands
+        there: `{"3/table": "0/table"}`. Its gradients are summed, and updated once.
+      specs: For each stage, partition specs of its parameters, or a prefix.
+      batch_spec: Spec of arrays of examples, on slices of several devices.
+
+    Raises:
+      ArgumentError: An argument breaks its rule, or the schedule does not end.
+
+    Attributes:
+      simulation: Its schedule, simulated: spans of time, live microbatches, bubble.
+    """
+
+    def __init__(
+        self,
+        pw: Binder,
+        stages: Sequence[Callable[..., PyTree]],
+        loss: Callable[..., Any],
+        slices: Sequence[Slice],
+        microbatches: int,
+        schedule: str | Schedule = "one_f_one_b",
+        *,
+        optimizer: optax.GradientTransformation | None = None,
+        shared: Mapping[str, str] | None = None,
+        specs: Sequence[PyTree] | None = None,
+        batch_spec: PartitionSpec | None = None,
+    ) -> None:
+        check_count("microbatches", microbatches)
+        if not slices or not stages or len(stages) % len(slices):
+            raise ArgumentError(
+                "`stages` must be as many as `slices`, or a multiple of them, got "
+                f"{len(stages)} on {len(slices)} slices. Change either."
+            )
+        if isinstance(schedule, str):
+            check_word("schedule", schedule, tuple(SCHEDULES))
+            schedule = SCHEDULES[schedule]
+        orders = schedule(len(stages), len(slices), microbatches)
+        self.simulation = simulate(
+            orders, stages=len(stages), microbatches=microbatches
+        )
+        self._pw, self._slices, self._tx = pw, slices, optimizer
+        self._specs = specs or [None] * len(stages)
+        self._joint: dict[Any, JointUpdate] = {}
+        self._traced = tracing.Traced(
+            stages=stages,
+            loss=loss,
+            microbatches=microbatches,
+            shared=shared or {},
+            spans=self.simulation.spans,
+            bind=self._bind,
+            specs=self._specs,
+            batch_spec=batch_spec,
+        )
+        self._update = pw.program(self._trace_update, fuse=False)
+        self._forward = pw.program(self._traced.forward, fuse=False)
+
+    def init(self, params: Sequence[PyTree], optimizer: PyTree = None) -> PipelineState:
+        """Place parameters and the optimizer's state on the slices.
+
+        Args:
+          params: Parameters of each stage; None for one that is shared and elsewhere.
+          optimizer: State of the optimizer to go on from; a new one by default.
+
+        Raises:
+          ArgumentError: The parameters do not fit the stages, or the optimizer combines
+            arrays of several stages.
+        """
+        params = list(params)
+        check_params(params, len(self._specs), self._traced.shared)
+        if self._tx is not None and optimizer is None:
+            optimizer = self._tx.init(params)
+        self._joint_of(params, optimizer)
+        placed = [
+            self._pw.put(tree, self._slice_of(stage), self._specs[stage])
+            if jax.tree.leaves(tree)
+            else tree
+            for stage, tree in enumerate(params)
+        ]
+        leaves, structure = jax.tree.flatten(optimizer)
+        state = [
+            self._pw.put(leaf, self._slice_of(home or 0))
+            for leaf, home in zip(leaves, homes_of(optimizer, params), strict=True)
+        ]
+        return PipelineState(placed, jax.tree.unflatten(structure, state))
+
+    def __call__(
+        self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
+    ) -> PipelineUpdate:
+        """Make one update; return futures at once.
+
+        Args:
+          state: From `init`, or of the update before.
+          x: The batch, for the first stage: arrays with a leading axis of examples.
+          targets: Likewise, for the loss.
+          key: Random key, for stages that take one.
+
+        Raises:
+          ArgumentError: Examples do not divide over the microbatches.
+        """
+        return self._update(*self._arguments(state, x, targets, key))
+
+    def forward(self, state: PipelineState, x: PyTree) -> PyTree:
+        """Return the results of the last stage for a batch, as futures.
+
+        Args:
+          state: From `init`, or of an update.
+          x: The batch, for the first stage.
+
+        Raises:
+          ArgumentError: Examples do not divide over the microbatches.
+        """
+        self._check_batch("x", x)
+        return self._forward(state.params, x)
+
+    def dataflow(
+        self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
+    ) -> Dataflow:
+        """Return the dataflow of an update, and run nothing.
+
+        Its `moved_bytes` are the bytes that go from slice to slice.
+        """
+        return self._update.dataflow(*self._arguments(state, x, targets, key))
+
+    def to_svg(self) -> str:
+        """Return a picture of the schedule: a row for each slice, a box for each op."""
+        spans = [
+            DrawnSpan(
+                row=f"{self._slices[each.slice]}",
+                start=each.start,
+                end=each.end,
+                label=f"{each.op.microbatch}",
+                title=f"{each.op}",
+                kind=each.op.kind,
+            )
+            for each in self.simulation.spans
+        ]
+        return spans_svg(spans, title=f"Pipeline of {len(self._specs)} stages")
+
+    def _arguments(
+        self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
+    ) -> tuple[Any, ...]:
+        self._check_batch("x", x)
+        self._check_batch("targets", targets)
+        if key is not None and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            self._traced.key_impl = jax.random.key_impl(key)
+            key = jax.random.key_data(key)
+        return state, x, targets, key
+
+    def _check_batch(self, name: str, tree: PyTree) -> None:
+        count = self._traced.microbatches
+        for leaf in jax.tree.leaves(tree):
+            size = (*tracing.shape_of(leaf).shape, 0)[0]
+            if not size or size % count:
+                raise ArgumentError(
+                    f"`{name}` must divide evenly over {count} microbatches, got "
+                    f"{size} examples. Use {count * max(1, size // count)}."
+                )
+
+    def _trace_update(
+        self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
+    ) -> PipelineUpdate:
+        loss, count, sums = self._traced.gradients(state.params, x, targets, key)
+        joint = self._joint_of(state.params, state.optimizer)
+        flat = jax.tree.leaves((sums, count, state.params, state.optimizer))
+        results = joint(flat, self._bind)
+        gradients, params = sums, state.params
+        optimizer = state.optimizer
+        if self._tx is None:
+            gradients = jax.tree.unflatten(jax.tree.structure(params), results)
+        else:
+            structure = jax.tree.structure((gradients, params, optimizer))
+            gradients, params, optimizer = jax.tree.unflatten(structure, results)
+        return PipelineUpdate(loss, gradients, PipelineState(params, optimizer))
+
+    def _joint_of(self, params: list[PyTree], optimizer: PyTree) -> JointUpdate:
+        """Return the update of all stages for parameters, cut into ops of each."""
+        like = jax.tree.map(tracing.shape_of, (params, optimizer))
+        leaves, structure = jax.tree.flatten(like)
+        known = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if known not in self._joint:
+            sums = jax.tree.map(tracing.sum_shape, like[0])
+            one = jax.ShapeDtypeStruct((), jnp.float32)
+            arguments = sums, one, *like
+            of_params = homes_of(params, params)
+            of_state = homes_of(optimizer, params)
+            wanted = of_params
+            if self._tx is not None:
+                wanted = [*of_params, *of_params, *of_state]
+            self._joint[known] = JointUpdate(
+                tracing.flat_update(self._tx, jax.tree.structure(arguments)),
+                jax.tree.leaves(arguments),
+                homes=[*of_params, len(self._specs) - 1, *of_params, *of_state],
+                outputs=[home or 0 for home in wanted],
+                stages=len(self._specs),
+            )
+        return self._joint[known]
+
+    def _bind(
+        self,
+        stage: int,
+        f: Callable[..., PyTree],
+        in_specs: Any = None,
+        out_specs: Any = None,
+    ) -> Callable[..., PyTree]:
+        return self._pw.fn(f, self._slice_of(stage), in_specs, out_specs)
+
+    def _slice_of(self, stage: int) -> Slice:
+        return self._slices[stage % len(self._slices)]

@@ -1,0 +1,222 @@
+"""Trace the ops of a pipeline in the order of its schedule, into one dataflow."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from replicator.base.trees import named_leaves
+from replicator.base.types import PyTree
+from replicator.collectives.moments import wider_dtype
+from replicator.controller.pipeline.parameters import filled, without
+from replicator.controller.pipeline.simulation import Span
+from replicator.controller.pipeline.stage_ops import StageInput, StageOps, named
+
+
+@dataclasses.dataclass(kw_only=True)
+class Traced:
+    """What the dataflows of a pipeline are traced of.
+
+    Attributes:
+      stages: Functions of the stages.
+      loss: `loss(y, targets)`.
+      microbatches: Number of them.
+      shared: For the path of a shared parameter, that of its array.
+      spans: All forwards and backwards, in their order.
+      bind: `bind(stage, f, in_specs, out_specs)` makes an op of the stage's slice.
+      specs: For each stage, partition specs of its parameters.
+      batch_spec: Of arrays with a leading axis of examples.
+      key_impl: Of the random key.
+    """
+
+    stages: Sequence[Callable[..., PyTree]]
+    loss: Callable[..., Any]
+    microbatches: int
+    shared: Mapping[str, str]
+    spans: Sequence[Span]
+    bind: Callable[..., Callable[..., PyTree]]
+    specs: Sequence[PyTree]
+    batch_spec: PartitionSpec | None
+    key_impl: Any = None
+
+    def gradients(
+        self, params: Sequence[PyTree], x: PyTree, targets: PyTree, key: Any
+    ) -> tuple[jax.Array, jax.Array, list[PyTree]]:
+        """Return the mean loss, the count, and the sums of gradients of all stages."""
+        bare, params = params, filled(params, self.shared)
+        last = len(self.stages) - 1
+        begun = [self._begin(stage, tree) for stage, tree in enumerate(params)]
+        tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
+        sums = [zeros for _, _, zeros in begun]
+        inputs = dict(enumerate(self._split(0, x)))
+        goals = self._split(last, targets)
+        ops: dict[int, StageOps] = {}
+        results: dict[tuple[int, int], Any] = {(-1, m): v for m, v in inputs.items()}
+        saved: dict[tuple[int, int], Any] = {}
+        cotangents: dict[tuple[int, int], Any] = {}
+        for span in self.spans:
+            stage, m = span.op.stage, span.op.microbatch
+            at = span.slice
+            if span.op.kind == "forward":
+                given = StageInput(
+                    x=results.pop((stage - 1, m)),
+                    targets=goals[m] if stage == last else None,
+                    index=begun[stage][1][m],
+                    key=key,
+                )
+                if stage not in ops:
+                    ops[stage] = self._ops(stage, params[stage], given)
+                tokens[at], results[stage, m], count, saved[stage, m] = ops[
+                    stage
+                ].forward(tokens[at], params[stage], given)
+                if stage == last:
+                    cotangents[last, m] = None
+                    results[last, m] = results[last, m], count
+            else:
+                tokens[at], sums[stage], cotangents[stage - 1, m] = ops[stage].backward(
+                    tokens[at],
+                    sums[stage],
+                    saved.pop((stage, m)),
+                    cotangents.pop((stage, m)),
+                )
+        losses = [results[last, m] for m in range(self.microbatches)]
+        loss, count = self.bind(last, _mean_loss)(losses)
+        return loss, count, self._summed(sums, bare)
+
+    def forward(self, params: Sequence[PyTree], x: PyTree) -> PyTree:
+        """Return the results of the last stage for a batch."""
+        params = filled(params, self.shared)
+        slices = 1 + max(span.slice for span in self.spans)
+        begun = [self._begin(stage, tree) for stage, tree in enumerate(params)]
+        tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
+        values = dict(enumerate(self._split(0, x)))
+        ops = [
+            self.bind(stage, named(f"forward{stage}", functools.partial(_after, fn)))
+            for stage, fn in enumerate(self.stages)
+        ]
+        for span in self.spans:
+            stage, m = span.op.stage, span.op.microbatch
+            if span.op.kind == "forward":
+                at = stage % slices
+                tokens[at], values[m] = ops[stage](tokens[at], params[stage], values[m])
+        join = self.bind(len(self.stages) - 1, _join)
+        return join([values[m] for m in range(self.microbatches)])
+
+    def _begin(
+        self, stage: int, params: PyTree
+    ) -> tuple[jax.Array, Sequence[jax.Array], PyTree]:
+        """Return a token, the numbers of microbatches and sums of zero, on a slice."""
+
+        def begin(params: PyTree) -> Any:
+            like = jax.tree.map(sum_shape, params)
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+            numbers = jnp.arange(self.microbatches, dtype=jnp.int32)
+            return jnp.zeros((), jnp.int32), tuple(numbers), zeros
+
+        specs = self.specs[stage]
+        out = None if specs is None else (None, None, specs)
+        return self.bind(stage, begin, None, out)(params)
+
+    def _split(self, stage: int, tree: PyTree) -> list[PyTree]:
+        """Return the parts of a batch, on the slice of a stage."""
+        if not jax.tree.leaves(tree):
+            return [tree] * self.microbatches
+
+        def split(tree: PyTree) -> list[PyTree]:
+            def part(leaf: jax.Array, m: int) -> jax.Array:
+                return leaf.reshape(self.microbatches, -1, *leaf.shape[1:])[m]
+
+            return [
+                jax.tree.map(functools.partial(part, m=m), tree)
+                for m in range(self.microbatches)
+            ]
+
+        return self.bind(stage, split, self.batch_spec, self.batch_spec)(tree)
+
+    def _ops(self, stage: int, params: PyTree, given: StageInput) -> StageOps:
+        specs = self.specs[stage]
+        out = None if specs is None else (None, specs, None)
+        return StageOps(
+            self.stages[stage],
+            self.loss if stage == len(self.stages) - 1 else None,
+            number=stage,
+            count=self.microbatches,
+            key_impl=self.key_impl,
+            forward=functools.partial(self.bind, stage),
+            backward=functools.partial(self.bind, stage, out_specs=out),
+            like=jax.tree.map(shape_of, (params, given)),
+        )
+
+    def _summed(self, sums: Sequence[PyTree], bare: Sequence[PyTree]) -> list[PyTree]:
+        """Return the sums of gradients, those of shared parameters once."""
+        found = dict(named_leaves(list(sums)))
+        for copy, owner in self.shared.items():
+            add = self.bind(int(owner.partition("/")[0]), _add)
+            found[owner] = add(found[owner], found[copy])
+        paths = [path for path, _ in named_leaves(without(sums, self.shared))]
+        structure = jax.tree.structure(list(bare))
+        return jax.tree.unflatten(structure, [found[path] for path in paths])
+
+
+def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array, a future or a number."""
+    if not hasattr(leaf, "shape"):
+        leaf = jnp.asarray(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def sum_shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of the sum of gradients of a parameter."""
+    return jax.ShapeDtypeStruct(leaf.shape, wider_dtype(leaf.dtype, jnp.float32))
+
+
+def flat_update(
+    tx: optax.GradientTransformation | None, structure: Any
+) -> Callable[..., list[jax.Array]]:
+    """Return the update of one device, from flat arrays to flat arrays.
+
+    Args:
+      tx: The optimizer; without one, gradients alone are returned.
+      structure: Of sums of gradients, count, parameters and the optimizer's state.
+    """
+
+    def update(*flat: jax.Array) -> list[jax.Array]:
+        sums, count, params, state = jax.tree.unflatten(structure, flat)
+        gradients = jax.tree.map(
+            lambda total, p: (total / count.astype(total.dtype)).astype(p.dtype),
+            sums,
+            params,
+        )
+        if tx is None:
+            return jax.tree.leaves(gradients)
+        updates, state = tx.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        return jax.tree.leaves((gradients, params, state))
+
+    return update
+
+
+def _mean_loss(losses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
+    total = sum(value for value, _ in losses)
+    count = jnp.stack([count for _, count in losses]).sum()
+    count = jnp.where(count == 0, 1, count)
+    return total / count.astype(total.dtype), count
+
+
+def _after(
+    fn: Callable[..., PyTree], token: jax.Array, params: PyTree, x: PyTree
+) -> tuple[jax.Array, PyTree]:
+    return token + 1, fn(params, x)
+
+
+def _join(parts: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+def _add(total: jax.Array, other: jax.Array) -> jax.Array:
+    return total + other
