@@ -25,6 +25,8 @@ class Step:
 def with_drops(steps: Sequence[Step], kept: set[int]) -> Iterator[Step]:
     """Yield steps; what nothing uses after one of them is forgotten there.
 
+    What is sent and not forgotten is marked: another run may donate it.
+
     Args:
       steps: Orders of all islands.
       kept: Values that are kept.
@@ -44,7 +46,10 @@ def with_drops(steps: Sequence[Step], kept: set[int]) -> Iterator[Step]:
         if value not in kept:
             ends.setdefault(at, []).append(value)
     for at, step in enumerate(steps):
-        yield step
+        order = step.order
+        if isinstance(order, Send):
+            order = dataclasses.replace(order, is_kept=order.input in kept)
+        yield dataclasses.replace(step, order=order)
         if at in ends:
             order = Drop(values=tuple(ends[at]))
             yield Step(island=step.island, order=order, text="")

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import replicator
 from replicator import Replicator, controller, strategies
+from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import ArgumentError, OpFailedError
 
 ONES = np.ones(2, np.float32)
@@ -254,6 +255,30 @@ def test_a_donated_future_is_not_used_again(pw):
     assert values(take(first)) == [3.0, 3.0]
     with pytest.raises(ArgumentError, match="after it was donated"):
         first.result()
+
+
+def test_what_was_sent_arrives_though_it_was_donated_meanwhile(pw):
+    gate = threading.Event()
+
+    def wait(x):
+        gate.wait(60)
+        return np.asarray(x)
+
+    shape = jax.ShapeDtypeStruct(ONES.shape, ONES.dtype)
+    source, target = pw.slice(2, island="island0"), pw.slice(2, island="island1")
+    count = pw.fn(lambda tree: jax.tree.map(lambda x: x + 1, tree), source, donate=(0,))
+    hold = pw.fn(lambda x: jax.pure_callback(wait, shape, x), target)
+    state, held = count({"a": ONES, "b": ONES}), hold(ONES)
+    sent_first = pw.put(state, target)
+    for _ in range(MOST_ON_CPU):  # the island takes no more before the first is done
+        held = hold(held)
+    sent = pw.put(state, target)
+    for _ in range(3):
+        state = count(state)
+    assert values(state) == {"a": [5.0, 5.0], "b": [5.0, 5.0]}
+    gate.set()
+    for each in (sent_first, sent):
+        assert values(each) == {"a": [2.0, 2.0], "b": [2.0, 2.0]}
 
 
 def test_random_keys_go_from_slice_to_slice(pw):

@@ -253,6 +253,10 @@ class LocalIsland:
             held = {each.device: each.data for each in value.array.addressable_shards}
             devices = self._at(order.places)
             shards = [held[devices[number]] for number in order.sources]
+            if order.is_kept:
+                # A later run may donate it before these have arrived.
+                places = [SingleDeviceSharding(devices[n]) for n in order.sources]
+                shards = jax.device_put(shards, places, may_alias=False)
         self._peers[order.target].deliver(sent, _Value(shards, value.done))
 
     def _receive(self, order: Receive, run: int) -> None:

@@ -92,6 +92,7 @@ class Send:
       places: Numbers of the devices of the value's slice.
       target: Name of the island.
       sources: For each device there, which of the slice's devices has its shard.
+      is_kept: Whether the value outlives this run.
     """
 
     input: int
@@ -99,6 +100,7 @@ class Send:
     places: tuple[int, ...]
     target: str
     sources: tuple[int, ...]
+    is_kept: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
