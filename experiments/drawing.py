@@ -1,4 +1,4 @@
-"""Learning curves, scores of runs, and strips of an episode, as PNG files."""
+"""Learning curves, scores of runs, strips of an episode, and spans, as PNG files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,6 +114,49 @@ def draw_frames(
         axes.set(xticks=[], yticks=[])
         axes.set_xlabel(str(index), fontsize=8)
     figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def draw_spans(
+    spans: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+    *,
+    title: str,
+    seconds: float,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    ylabel: str,
+    marks: Sequence[float] = (),
+) -> None:
+    """Draw curves over time, and below them when each slice computed at the end.
+
+    Args:
+      spans: (began, ended) of ops, in seconds, by the name of their slice.
+      path: The file; its folder is made.
+      title: Over the picture.
+      seconds: How many of the last are drawn of the spans.
+      curves: (second, value), by the name of a line.
+      ylabel: What the values of the curves are.
+      marks: Seconds to mark on the curves.
+    """
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(3, 1))
+    for name, points in curves.items():
+        above.plot(*np.array(points, float).reshape(-1, 2).T, label=name)
+    for second in marks:
+        above.axvline(second, color="gray", linewidth=0.5, alpha=0.5)
+    above.set(xlabel="seconds", ylabel=ylabel, title=title)
+    above.grid(alpha=0.3)
+    if len(curves) > 1:
+        above.legend()
+    until = max(ended for found in spans.values() for _, ended in found)
+    for row, (color, found) in enumerate(
+        zip(("C0", "C1"), spans.values(), strict=True)
+    ):
+        bars = [(began, ended - began) for began, ended in found]
+        below.broken_barh(bars, (row - 0.4, 0.8), facecolor=color, edgecolor="white")
+    below.set(xlim=(max(0.0, until - seconds), until), xlabel="seconds")
+    below.set_yticks(range(len(spans)), list(spans))
+    below.invert_yaxis()
     _save(figure, path)
 
 

@@ -310,9 +310,18 @@ def _show(config: LanguageSettings, language: Language, event: StateEvent) -> No
     key = jax.random.key(config.seed)
     drawn = sample(model, window, key, length=_SAMPLE_LENGTH)
     text = language.decode(np.asarray(drawn))
-    # At first it may hold what a terminal would obey.
-    shown = (c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text)
-    print(f"--- step {event.step}\n{''.join(shown)}", flush=True)
+    print(f"--- step {event.step}\n{printable(text)}", flush=True)
+
+
+def printable(text: str) -> str:
+    r"""Return a sample without what a terminal would obey, as it may hold at first.
+
+    >>> printable("a\tb")
+    'a·b'
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text
+    )
 
 
 def _loss(model: Transformer, batch: dict) -> replicator.LocalSum:
