@@ -272,7 +272,7 @@ def test_a_donated_future_is_not_used_again(pw):
         first.result()
 
 
-def test_what_was_sent_arrives_though_it_was_donated_meanwhile(pw):
+def test_what_was_sent_arrives_though_it_was_donated_meanwhile(here):
     gate = threading.Event()
 
     def wait(x):
@@ -280,14 +280,16 @@ def test_what_was_sent_arrives_though_it_was_donated_meanwhile(pw):
         return np.asarray(x)
 
     shape = jax.ShapeDtypeStruct(ONES.shape, ONES.dtype)
-    source, target = pw.slice(2, island="island0"), pw.slice(2, island="island1")
-    count = pw.fn(lambda tree: jax.tree.map(lambda x: x + 1, tree), source, donate=(0,))
-    hold = pw.fn(lambda x: jax.pure_callback(wait, shape, x), target)
+    source, target = here.slice(2, island="island0"), here.slice(2, island="island1")
+    count = here.fn(
+        lambda tree: jax.tree.map(lambda x: x + 1, tree), source, donate=(0,)
+    )
+    hold = here.fn(lambda x: jax.pure_callback(wait, shape, x), target)
     state, held = count({"a": ONES, "b": ONES}), hold(ONES)
-    sent_first = pw.put(state, target)
+    sent_first = here.put(state, target)
     for _ in range(MOST_ON_CPU):  # the island takes no more before the first is done
         held = hold(held)
-    sent = pw.put(state, target)
+    sent = here.put(state, target)
     for _ in range(3):
         state = count(state)
     assert values(state) == {"a": [5.0, 5.0], "b": [5.0, 5.0]}
@@ -349,7 +351,9 @@ def test_numbers_of_python_take_the_dtype_of_what_they_meet(pw):
 def test_a_spec_that_names_no_axis_is_kept(here):
     on = here.slice(2)
     cut = here.put(ONES, on, P("devices"))
-    assert here.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
+    assert (
+        here.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
+    )
 
 
 def test_a_future_iterates_formats_and_copies_as_an_array_does(pw, ops):
