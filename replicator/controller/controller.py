@@ -5,11 +5,14 @@ submits what was planned. Nothing in a call waits for data.
 """
 
 import functools
+import gc
+import itertools
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 from jax.sharding import PartitionSpec
@@ -18,16 +21,24 @@ from replicator.base.types import Device, PyTree
 from replicator.controller.arguments import WEAK, copied, is_placed
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
+from replicator.controller.future import ClientRecord
 from replicator.controller.islands.protocol import Island, Report
-from replicator.controller.layouts import WHOLE
 from replicator.controller.pipeline.pipeline import Pipeline
 from replicator.controller.plan import plan
-from replicator.controller.program import Program
+from replicator.controller.scheduling.clients import DataflowClient
 from replicator.controller.scheduling.submissions import Submissions
-from replicator.controller.slices import Slice, VirtualDevices, place, wish
+from replicator.controller.scheduling.timeline import Timeline
+from replicator.controller.slices import (
+    Slice,
+    SliceDevices,
+    VirtualDevices,
+    Wish,
+    place,
+    wish,
+)
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, trace
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_positive, check_word
 
 
 class Controller:
@@ -37,16 +48,25 @@ class Controller:
     finish what was called.
     """
 
-    def __init__(self, make_islands: Callable[[Report], Mapping[str, Island]]) -> None:
+    def __init__(
+        self,
+        make_islands: Callable[[Report], Mapping[str, Island]],
+        *,
+        order: Literal["weight", "fifo"] = "weight",
+    ) -> None:
+        check_word("order", order, ("weight", "fifo"))
         self._token = secrets.token_hex(4)
         self._tracing = threading.local()
         self._lock = threading.Lock()
-        self._functions: dict[str, OpFunction] = {}
-        self._slices: dict[str, Slice] = {}
-        self._puts: dict[Any, Function] = {}
+        self._count, self._slice_count = itertools.count(), itertools.count()
+        # Functions and slices live as long as something refers to them.
+        self._functions: MutableMapping[str, OpFunction]
+        self._functions = weakref.WeakValueDictionary()
+        self._slices: MutableMapping[str, Slice] = weakref.WeakValueDictionary()
         self._submissions = Submissions()
         self._islands = make_islands(self._submissions.report)
-        self._submissions.islands = self._islands
+        self._submissions.start(self._islands, is_fifo=order == "fifo")
+        self._main = self.client("main")
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -94,18 +114,17 @@ class Controller:
         """
         asked = wish(n, axes, kind, island, memory_bytes)
         with self._lock:
-            found, places = place(
-                asked, list(self._islands.values()), list(self._slices.values())
-            )
+            found, places = self._place(asked)
             made = Slice(
-                name=f"slice{len(self._slices)}",
+                name=f"slice{next(self._slice_count)}",
                 island=found.name,
                 places=places,
                 axes=asked.axes,
                 memory_bytes=memory_bytes,
-                devices=tuple(found.devices[at].device for at in places),
+                devices=SliceDevices(found.devices[at].device for at in places),
+                give_back=self._give_back,
             )
-            self._slices[made.name] = made
+            made.devices.slice = self._slices[made.name] = made
         return made
 
     def put(
@@ -121,18 +140,26 @@ class Controller:
           slice: The slice.
           specs: A partition spec for each, or a prefix of the tree; whole by default.
         """
-        specs = WHOLE if specs is None else specs
-        leaves, structure = jax.tree.flatten(
-            specs, is_leaf=lambda node: isinstance(node, PartitionSpec)
-        )
-        known = slice, structure, tuple(leaves)
-        if known not in self._puts:
+        return self._main.put(tree, slice, specs)
 
-            def put(tree: PyTree) -> PyTree:
-                return tree
+    def copy(
+        self,
+        state: PyTree,
+        slice: Slice,  # noqa: A002
+        specs: PyTree = None,
+    ) -> PyTree:
+        """Copy futures to a slice of any island; return futures at once.
 
-            self._puts[known] = self.fn(put, slice, in_specs=(specs,), out_specs=specs)
-        return self._puts[known](tree)
+        All leaves are of the step that made them, whatever ops donate them later: a
+        call that donates comes after the copy. Copies of later calls are never older.
+
+        Args:
+          state: Futures, or arrays.
+          slice: The slice; that where they are gets arrays of its own, too.
+          specs: A partition spec for each, or a prefix of the tree; by default as they
+            are, where the slice has the same axes, and else whole on each device.
+        """
+        return self._main.copy(state, slice, specs)
 
     def fn(
         self,
@@ -153,10 +180,7 @@ class Controller:
           out_specs: Likewise of the results; by default XLA chooses.
           donate: Positions of arguments whose memory it may take.
         """
-        self._check_slice(slice)
-        return Function(
-            self, f, slice, in_specs=in_specs, out_specs=out_specs, donate=donate
-        )
+        return self._main.fn(f, slice, in_specs, out_specs, donate)
 
     def pmap(
         self,
@@ -175,9 +199,8 @@ class Controller:
         Raises:
           ArgumentError: `devices` are not those of a slice.
         """
-        slices = list(self._slices.values())  # another thread may add one
-        found = next((each for each in slices if each.devices is devices), None)
-        if found is None:
+        found = getattr(devices, "slice", None)
+        if self._slices.get(getattr(found, "name", "")) is not found or found is None:
             raise ArgumentError(
                 f"`devices` must be the devices of a slice, got {devices!r}. Pass "
                 "`slice.devices`."
@@ -189,15 +212,6 @@ class Controller:
     def make_virtual_device_set(self) -> VirtualDevices:
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
         return VirtualDevices(self.slice)
-
-    def pipeline(self, *args: Any, **options: Any) -> Pipeline:
-        """Make a pipeline: stages on slices, whose call makes one update.
-
-        Args:
-          *args: Stages, loss, slices, microbatches and schedule, as of `Pipeline`.
-          **options: More of `Pipeline`.
-        """
-        return Pipeline(self, *args, **options)
 
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
@@ -211,11 +225,39 @@ class Controller:
         Returns:
           A `Program`: a call runs it, `dataflow` returns what would run.
         """
-        if fn is None:
-            return functools.partial(self.program, fuse=fuse)
-        return Program(self, fn, fuse=fuse)
+        return self._main.program(fn, fuse=fuse)
 
-    # What functions, programs and dataflows need of it.
+    def pipeline(self, *args: Any, **options: Any) -> Pipeline:
+        """Make a pipeline: stages on slices, whose call makes one update.
+
+        Args:
+          *args: Stages, loss, slices, microbatches and schedule, as of `Pipeline`.
+          **options: More of `Pipeline`.
+        """
+        return Pipeline(self, *args, **options)
+
+    def client(self, name: str, *, weight: float = 1.0) -> DataflowClient:
+        """Return a client, with functions, dataflows and futures of its own; a context.
+
+        Clients share the islands: whose ops are next is by weight, or by who came
+        first. What is called on `pw` itself is of a client "main" of weight 1.
+
+        Args:
+          name: Its name, for errors and the timeline.
+          weight: Its part of the time of devices, beside the weights of the others.
+
+        Raises:
+          ArgumentError: A client has the name, or the weight is not above 0.
+        """
+        check_positive("weight", weight, "Use 1 for an equal share.")
+        record = self._submissions.join(name, weight)
+        return DataflowClient(self, record, self._submissions.leave)
+
+    def timeline(self) -> Timeline:
+        """Return what ran when, where and for whom: the last 10,000 ops that ended."""
+        return self._submissions.times.timeline()
+
+    # What clients, functions, programs and dataflows need of it.
 
     def is_tracing(self) -> bool:
         """Return whether a dataflow is being traced in this thread."""
@@ -224,7 +266,7 @@ class Controller:
     def register(self, function: OpFunction) -> str:
         """Return the name by which equations name a function."""
         with self._lock:
-            name = f"{function.label}@{len(self._functions)}.{self._token}"
+            name = f"{function.label}@{next(self._count)}.{self._token}"
             self._functions[name] = function
         return name
 
@@ -243,10 +285,16 @@ class Controller:
         ]
         return leaves, (tree, tuple(looks))
 
-    def traced(
-        self, name: str, fn: Callable[..., PyTree], signature: Any, *, fuse: bool
+    def traced_for(
+        self,
+        client: ClientRecord,
+        name: str,
+        fn: Callable[..., PyTree],
+        signature: Any,
+        *,
+        fuse: bool,
     ) -> Dataflow:
-        """Trace and plan a function."""
+        """Trace and plan a function of a client."""
         self._submissions.check_open()
         tree, looks = signature
         shapes = [
@@ -277,13 +325,28 @@ class Controller:
             planned,
             functions=self._functions,
             signature=signature,
-            run=self._submissions.submit,
+            run=functools.partial(self._submissions.submit, client),
             look=self.look,
         )
 
-    def _check_slice(self, on: Slice) -> None:
+    def check_slice(self, on: Slice) -> None:
+        """Refuse what is no slice of it, or was given back."""
+        if isinstance(on, Slice):
+            on.check_open("`slice`")
         if self._slices.get(getattr(on, "name", "")) is not on:
             raise ArgumentError(
                 f"`slice` must be a slice of this `pw`, got {on}. Make one by "
                 "`pw.slice(n)`."
             )
+
+    def _place(self, asked: Wish) -> tuple[Island, tuple[int, ...]]:
+        islands = list(self._islands.values())
+        try:
+            return place(asked, islands, list(self._slices.values()))
+        except ArgumentError:
+            gc.collect()  # slices that nothing refers to give their memory back
+            return place(asked, islands, list(self._slices.values()))
+
+    def _give_back(self, given: Slice) -> None:
+        self._slices.pop(given.name, None)
+        self._submissions.give_back(given)

@@ -7,7 +7,7 @@ import jax
 
 from replicator.base.types import PyTree
 from replicator.controller.islands.protocol import Drop
-from replicator.controller.plan import Plan
+from replicator.controller.scheduling.planned import Plan
 from replicator.controller.tracing.groups import Grouped, variables
 from replicator.controller.tracing.trace import Functions, Traced, op_of
 from replicator.engine.analysis.source_lines import user_line

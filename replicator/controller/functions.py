@@ -13,7 +13,7 @@ from replicator.base.types import PyTree
 from replicator.controller.future import Future
 from replicator.controller.layouts import misfit
 from replicator.controller.slices import Slice
-from replicator.controller.step_calls import StepTracer
+from replicator.controller.step_calls import StepCall, StepTracer
 from replicator.controller.tracing.trace import OpFunction
 from replicator.engine.compiled_step import CompiledStep
 from replicator.errors import ArgumentError
@@ -57,19 +57,14 @@ class Function:
         self.slice = on
         self._runner = runner
         self._in_specs = in_specs
+        self._ops: list[OpFunction] = []
         self.__name__ = self._label = name_of(fn)
         self._alone = runner.program(self)
         if isinstance(fn, CompiledStep):
             self._label = "step"
-            self._traced = StepTracer(
-                fn,
-                on,
-                lambda call: runner.register(
-                    OpFunction(label=self._label, slice=on, step=call)
-                ),
-            )
+            self._traced = StepTracer(fn, on, self._register)
             return
-        name = runner.register(OpFunction(label=self._label, slice=on))
+        name = self._register()
 
         @functools.wraps(fn)
         def run(*args: Any) -> PyTree:
@@ -122,6 +117,11 @@ class Function:
                 "`jax.vmap` or the like by `pw.program`."
             )
         return self._alone(*args)
+
+    def _register(self, step: StepCall | None = None) -> str:
+        """Return the name of its equations; the controller keeps no function alive."""
+        self._ops.append(OpFunction(label=self._label, slice=self.slice, step=step))
+        return self._runner.register(self._ops[-1])
 
     def __repr__(self) -> str:
         """Return its name and slice."""

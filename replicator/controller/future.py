@@ -2,7 +2,8 @@
 
 import concurrent.futures
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +16,7 @@ from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError
 
 # The operators of an array, each by `__array_ufunc__`; typed as their base is not.
+_MOST_RUNS = 64
 _Operators: type = object if TYPE_CHECKING else np.lib.mixins.NDArrayOperatorsMixin
 
 
@@ -24,11 +26,30 @@ class Pending:
     Attributes:
       done: Ends when it is computed, or with the error of the op that failed.
       takers: Runs that take it, with its number there; `Runs` guards it.
+      made_s: When it was computed.
     """
 
     def __init__(self) -> None:
         self.done: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.takers: list[tuple[Any, int]] = []
+        self.made_s = 0.0
+
+
+class ClientRecord:
+    """A client: futures refer to it, not to the object that users have.
+
+    Attributes:
+      number: Its number.
+      name: Its name.
+      room: Of runs that are not done, so that one client's do not delay another's.
+      has_left: Whether its futures are freed.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.room = threading.Semaphore(_MOST_RUNS)
+        self.has_left = False
 
 
 class Future(_Operators):
@@ -51,6 +72,8 @@ class Future(_Operators):
         *,
         island: Island,
         key: Key,
+        drop: Callable[[Key], None],
+        client: ClientRecord,
         pending: Pending,
         on: Slice,
         layout: SliceLayout,
@@ -58,6 +81,8 @@ class Future(_Operators):
     ) -> None:
         self._island = island
         self._key = key
+        self._drop = drop
+        self._client = client
         self._pending = pending
         self._layout = layout
         self._is_weak = aval.weak_type
@@ -68,7 +93,7 @@ class Future(_Operators):
 
     def __del__(self) -> None:
         """Free its memory, after the ops that take it."""
-        self._island.drop(self._key)
+        self._drop(self._key)
 
     @property
     def ndim(self) -> int:
@@ -93,10 +118,11 @@ class Future(_Operators):
         Raises:
           OpFailedError: An op that it depends on failed.
           TimeoutError: It was not computed in time.
-          ArgumentError: An op took its memory.
+          ArgumentError: An op took its memory, or its client or slice is gone.
         """
         self._check()
         error = self._pending.done.exception(timeout_s)
+        self._check()
         if error is not None:
             raise error.with_traceback(None)
         return self._island.read(self._key)
@@ -108,6 +134,13 @@ class Future(_Operators):
                 f"`{self._donated_to}` took. Use what that returned, or leave it out "
                 "of `donate`."
             )
+        if self._client.has_left:
+            raise ArgumentError(
+                f"a future must be of a client that is there, got one of "
+                f"`{self._client.name}`, which left. Read it inside of the client's "
+                "`with` statement."
+            )
+        self.slice.check_open("a future")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Wait, and return it as an array of NumPy."""

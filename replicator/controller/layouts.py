@@ -67,6 +67,14 @@ class SliceLayout:
             for place in (dict(zip(sizes, each, strict=True)) for each in places)
         ]
 
+    def most_elements(self, shape: Sequence[int]) -> int:
+        """Return how many elements of an array of `shape` a device holds at most.
+
+        >>> SliceLayout(axes=(("x", 2),), spec=PartitionSpec("x")).most_elements((4, 3))
+        6
+        """
+        return max(map(_size, self.boxes(shape)))
+
 
 def layout_of(sharding: object, num_devices: int) -> SliceLayout | None:
     """Return the layout of a sharding of JAX; None if it has no mesh."""

@@ -1,12 +1,19 @@
 """Make a controller: over islands of this process, of this host, or elsewhere."""
 
+from typing import Literal
+
 from replicator.controller.controller import Controller
 from replicator.controller.islands.local import local_islands
 from replicator.controller.islands.started import started_islands
 from replicator.errors import check_count, check_positive
 
 
-def local(*, islands: int = 1, devices: int | None = None) -> Controller:
+def local(
+    *,
+    islands: int = 1,
+    devices: int | None = None,
+    order: Literal["weight", "fifo"] = "weight",
+) -> Controller:
     """Return a controller over islands in this process.
 
     On CPU each island has a client of XLA to itself, so that their programs run beside
@@ -15,6 +22,8 @@ def local(*, islands: int = 1, devices: int | None = None) -> Controller:
     Args:
       islands: Number of islands.
       devices: Number of devices of each; by default JAX's devices are shared out.
+      order: Whose ops are next: by "weight" the client's that had the least time of
+        devices for its weight, by "fifo" the first call's.
 
     Raises:
       ArgumentError: There are not that many devices.
@@ -27,11 +36,17 @@ def local(*, islands: int = 1, devices: int | None = None) -> Controller:
     check_count("islands", islands)
     if devices is not None:
         check_count("devices", devices)
-    return Controller(lambda report: local_islands(islands, devices, report))
+    return Controller(
+        lambda report: local_islands(islands, devices, report), order=order
+    )
 
 
 def start(
-    *, islands: int = 1, devices: int = 1, lost_after_s: float = 10.0
+    *,
+    islands: int = 1,
+    devices: int = 1,
+    lost_after_s: float = 10.0,
+    order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
     """Start islands as processes of this host; return a controller over them.
 
@@ -43,6 +58,7 @@ def start(
       islands: Number of islands.
       devices: Number of CPU devices of each.
       lost_after_s: Seconds without a sign of life after which an island is lost.
+      order: As of `local`.
 
     Raises:
       ArgumentError: An argument is out of range.
@@ -59,5 +75,6 @@ def start(
     return Controller(
         lambda report: started_islands(
             islands, devices, lost_after_s=lost_after_s, report=report
-        )
+        ),
+        order=order,
     )

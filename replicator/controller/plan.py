@@ -5,7 +5,6 @@ sent as soon as it is dispatched, and received just before they are taken. Order
 positions: all islands execute them in this order, so none waits for what comes later.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,52 +24,18 @@ from replicator.controller.islands.protocol import (
     Call,
     Island,
     Order,
-    OrderList,
     Put,
     Receive,
     Send,
 )
 from replicator.controller.layouts import SliceLayout, plan_move
-from replicator.controller.orders import Step, behind, by_island, with_drops
+from replicator.controller.orders import Step, behind, with_drops
+from replicator.controller.scheduling.planned import Plan, PlannedValue
 from replicator.controller.slices import Slice
 from replicator.controller.tracing.groups import Grouped, OpGroup, variables
 from replicator.controller.tracing.trace import Functions, OpFunction, op_of
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedValue:
-    """Where a value is: its number in the dataflow, its slice and layout."""
-
-    number: int
-    slice: Slice
-    layout: SliceLayout
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-    """What islands do for a dataflow.
-
-    Attributes:
-      steps: Orders of all islands, in their order.
-      order_lists: Those of each island, by its name.
-      inputs: By the position of an input that an earlier dataflow made, its number.
-      puts: By the position of an input of the host, the numbers of its copies.
-      outputs: The results.
-      donated: Positions of inputs whose memory an op takes.
-      behind: By number of a value, the numbers of results that depend on it.
-      moved_bytes: Bytes that go from slice to slice.
-    """
-
-    steps: Sequence[Step]
-    order_lists: Mapping[str, OrderList]
-    inputs: Mapping[int, int]
-    puts: Mapping[int, Sequence[int]]
-    outputs: Sequence[PlannedValue]
-    donated: frozenset[int]
-    behind: Mapping[int, frozenset[int]]
-    moved_bytes: int
 
 
 def plan(
@@ -129,6 +94,8 @@ class _Planner:
         self._donated: set[int] = set()
         self._moved_bytes = 0
         self._computations = Computations(closed, functions, self._constants, islands)
+        self._slices: dict[str, Slice] = {}
+        self._sizes: dict[int, tuple[str, int]] = {}
 
     def add_input(
         self, position: int, var: core.Var, at: tuple[Slice, SliceLayout] | None
@@ -191,16 +158,16 @@ class _Planner:
         steps = [step for _, step in sorted(self._steps, key=lambda each: each[0])]
         kept = {held.number for held in outputs}
         kept |= {n for at, n in self._inputs.items() if at not in self._donated}
-        dropping = list(with_drops(steps, kept))
         return Plan(
-            steps=dropping,
-            order_lists=by_island(dropping),
+            steps=list(with_drops(steps, kept)),
             inputs=self._inputs,
             puts=self._puts,
             outputs=outputs,
             donated=frozenset(self._donated),
             behind=behind(steps, {held.number for held in outputs}),
             moved_bytes=self._moved_bytes,
+            slices=self._slices,
+            sizes=self._sizes,
         )
 
     def _result(self, atom: core.Var | core.Literal) -> PlannedValue:
@@ -225,6 +192,10 @@ class _Planner:
     def _keep(self, var: core.Var, held: PlannedValue, at: float) -> None:
         self._held.setdefault(var, {}).setdefault(held.slice.name, []).append(held)
         self._made_at.setdefault(var, at)
+        self._slices[held.slice.name] = held.slice
+        elements = held.layout.most_elements(shape_of(var).shape)
+        size = elements * np.dtype(_bits(var.aval)).itemsize
+        self._sizes[held.number] = held.slice.name, size
 
     def _needed_elsewhere(self, group: OpGroup) -> set[core.Var]:
         """Return values of all equations that results or other computations take."""

@@ -17,26 +17,25 @@ Behind = Mapping[int, frozenset[int]]
 class _Run:
     """A run: results that are not computed yet, by number."""
 
-    def __init__(self, behind: Behind, pending: dict[int, Pending]) -> None:
+    def __init__(
+        self, behind: Behind, pending: dict[int, Pending], room: threading.Semaphore
+    ) -> None:
         self.behind = behind
         self.pending = pending
+        self.room = room
 
 
 class Runs:
     """All runs that are not done.
 
-    Args:
-      most: Number of them; who starts one more waits until another is done.
-
-    >>> runs, pending = Runs(), {1: Pending()}
-    >>> number = runs.start({0: frozenset({1})}, pending, {}, lambda number: None)
+    >>> runs, pending, room = Runs(), {1: Pending()}, threading.Semaphore(64)
+    >>> number = runs.start({0: frozenset({1})}, pending, {}, lambda number: None, room)
     >>> runs.report(number, [0], ValueError("no"))
     >>> pending[1].done.exception()
     ValueError('no')
     """
 
-    def __init__(self, most: int = 64) -> None:
-        self._room = threading.Semaphore(most)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: dict[int, _Run] = {}
         self._count = 0
@@ -47,6 +46,7 @@ class Runs:
         pending: Mapping[int, Pending],
         inputs: Mapping[int, Pending],
         submit: Callable[[int], None],
+        room: threading.Semaphore,
     ) -> int:
         """Start a run, before another can; return its number.
 
@@ -56,18 +56,19 @@ class Runs:
           behind: What depends on each value.
           pending: Its results, by number.
           inputs: Results of other runs that it takes, by their number in it.
-          submit: Sends its messages, given the number of the run.
+          submit: Passes it on, given the number of the run.
+          room: Of its client, who waits while too many of its runs are not done.
         """
-        run = _Run(behind, dict(pending))
+        run = _Run(behind, dict(pending), room)
         if pending:
-            self._room.acquire()
+            room.acquire()
         with self._lock:
             number, self._count = self._count, self._count + 1
             try:
                 submit(number)
             except BaseException:  # `pw` was closed
                 if pending:
-                    self._room.release()
+                    room.release()
                 raise
             if pending:
                 self._runs[number] = run
@@ -96,7 +97,7 @@ class Runs:
                     pending.done.set_result(None)
             if not run.pending:
                 del self._runs[number]
-                self._room.release()
+                run.room.release()
 
 
 def _fail(run: _Run, values: Sequence[int], error: BaseException) -> None:

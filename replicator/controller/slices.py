@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
@@ -11,6 +13,12 @@ from replicator.base.types import Device
 from replicator.controller.islands.protocol import Island
 from replicator.controller.layouts import WHOLE, SliceLayout
 from replicator.errors import ArgumentError, check_count
+
+
+class SliceDevices(tuple[Device, ...]):
+    """The devices of a slice; who has them keeps it."""
+
+    slice: "Slice"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,6 +32,8 @@ class Slice:
       axes: Name and size of each axis of its mesh.
       memory_bytes: Memory of each device that was asked for.
       devices: Its devices, for `replicator.Replicator(devices=…)` or `pw.pmap`.
+      closed: Set when it was given back.
+      puts: What `put` made for it.
     """
 
     name: str
@@ -31,7 +41,36 @@ class Slice:
     places: tuple[int, ...]
     axes: Mapping[str, int]
     memory_bytes: int
-    devices: tuple[Device, ...]
+    devices: SliceDevices
+    give_back: Callable[["Slice"], None] = dataclasses.field(
+        default=lambda given: None, repr=False
+    )
+    closed: threading.Event = dataclasses.field(
+        default_factory=threading.Event, repr=False
+    )
+    puts: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def close(self) -> None:
+        """Give its devices and memory back; what lives on it is freed.
+
+        A slice that nothing refers to, no function, future or dataflow, is given back
+        as well.
+        """
+        if not self.closed.is_set():
+            self.closed.set()
+            self.give_back(self)
+
+    def check_open(self, what: str) -> None:
+        """Refuse what is of a slice that was given back.
+
+        Args:
+          what: "a future", or what else it is.
+        """
+        if self.closed.is_set():
+            raise ArgumentError(
+                f"{what} must be of a slice that is open, got {self}, which was "
+                "closed. Make another by `pw.slice(n)`, and place its arrays again."
+            )
 
     @property
     def tpus(self) -> tuple[Device, ...]:

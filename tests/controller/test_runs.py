@@ -1,5 +1,6 @@
 """Runs: errors reach all results behind them at once, and no others."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,10 +16,12 @@ def runs():
     return Runs()
 
 
-def start(runs, behind, results, inputs=None):
+def start(runs, behind, results, inputs=None, room=None):
     pending = {number: Pending() for number in results}
     behind = {value: frozenset(those) for value, those in behind.items()}
-    return runs.start(behind, pending, inputs or {}, lambda number: None), pending
+    room = room or threading.Semaphore(64)
+    number = runs.start(behind, pending, inputs or {}, lambda number: None, room)
+    return number, pending
 
 
 def test_an_error_reaches_what_depends_on_it_while_other_inputs_run(runs):
@@ -44,9 +47,9 @@ def test_a_result_that_has_failed_fails_what_takes_it_later(runs):
 
 
 def test_one_run_too_many_waits_until_another_is_done():
-    runs = Runs(most=1)
-    first, _ = start(runs, {}, [0])
-    second = ThreadPoolExecutor(1).submit(start, runs, {}, [0])
+    runs, room = Runs(), threading.Semaphore(1)
+    first, _ = start(runs, {}, [0], room=room)
+    second = ThreadPoolExecutor(1).submit(start, runs, {}, [0], room=room)
     assert not second.done()
     runs.report(first, [0], None)
     assert second.result(60)[0] == first + 1

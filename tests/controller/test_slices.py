@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from replicator.controller.islands.protocol import IslandDevice
-from replicator.controller.slices import Slice, place, wish
+from replicator.controller.slices import Slice, SliceDevices, place, wish
 from replicator.errors import ArgumentError
 
 
@@ -34,7 +34,7 @@ def placed(among, *asked):
                 places=places,
                 axes={"devices": n},
                 memory_bytes=wanted["memory_bytes"],
-                devices=(),
+                devices=SliceDevices(),
             )
         )
     return [(each.island, each.places) for each in slices]

@@ -1,0 +1,131 @@
+"""What the scheduler is told, and what it does: plain data."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from replicator.controller.islands.protocol import Key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """Where a result is; bytes are of each device, 0 where none are counted."""
+
+    island: str
+    slice: str
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class QueuedRun:
+    """What is decided by, of a run.
+
+    Attributes:
+      number: Its number; those of later calls are larger.
+      client: Number of its client.
+      ops: Number of its ops on each island.
+      takes: Results of other runs that it takes.
+      donates: Those whose memory it takes.
+      makes: Its results.
+      most_bytes: By slice that keeps memory, how much more lives there at the most.
+      limits: By such a slice, its `memory_bytes`.
+    """
+
+    number: int
+    client: int
+    ops: Mapping[str, int]
+    takes: frozenset[Key] = frozenset()
+    donates: frozenset[Key] = frozenset()
+    makes: Mapping[Key, Placed] = dataclasses.field(default_factory=dict)
+    most_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A client is there; ops of others have its weight in proportion."""
+
+    client: int
+    weight: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """A client left: nothing of it starts any more, and what it held is freed."""
+
+    client: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpEnded:
+    """An op of a run ended, after so many seconds times devices."""
+
+    run: int
+    island: str
+    device_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FutureDropped:
+    """Nobody refers to a result any more."""
+
+    key: Key
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceClosed:
+    """A slice was given back: what lives on it is freed."""
+
+    slice: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closing:
+    """No event but ends and drops comes any more."""
+
+
+CancelReason = Literal["left", "memory", "closed"]
+"""Its client or another's left; memory will never be free; `pw` was closed."""
+
+ScheduleEvent = (
+    QueuedRun
+    | ClientJoined
+    | ClientLeft
+    | OpEnded
+    | FutureDropped
+    | SliceClosed
+    | Closing
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartRun:
+    """Send a run to its islands."""
+
+    run: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CancelRun:
+    """Fail the results of a run, which will not start."""
+
+    run: int
+    reason: CancelReason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForgetValue:
+    """Make an island forget a result, after the runs that were sent there."""
+
+    island: str
+    key: Key
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndRun:
+    """All ops of a run ended."""
+
+    run: int
+
+
+ScheduleAction = StartRun | CancelRun | ForgetValue | EndRun

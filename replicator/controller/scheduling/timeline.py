@@ -1,0 +1,147 @@
+"""What ran when, where and for whom.
+
+An op begins when its devices and inputs are there: when the ops before it on its
+devices ended, and those that made its inputs. That is known of no device by asking it,
+so it is taken from the ends of all ops.
+"""
+
+import collections
+import dataclasses
+import json
+import threading
+from collections.abc import Sequence
+
+from replicator.base.host.clock import Clock
+from replicator.controller.scheduling.called_run import CalledRun
+from replicator.controller.scheduling.planned import PlannedOp
+from replicator.monitoring.drawing.spans import DrawnSpan, spans_svg
+
+_MOST = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OpSpan:
+    """An op that ran.
+
+    Attributes:
+      op: Its name.
+      dataflow: Name of the function that called it.
+      client: Name of the client whose it was.
+      island: Where it ran.
+      places: Numbers of its devices there.
+      begin_s: When it began, in seconds since `pw` was opened.
+      end_s: When it ended.
+    """
+
+    op: str
+    dataflow: str
+    client: str
+    island: str
+    places: tuple[int, ...]
+    begin_s: float
+    end_s: float
+
+
+class Timeline:
+    """The last ops that ran, from `pw.timeline()`.
+
+    Attributes:
+      spans: The ops, in the order in which they ended; at most 10,000.
+    """
+
+    def __init__(self, spans: Sequence[OpSpan]) -> None:
+        self.spans = spans
+
+    def to_perfetto(self) -> str:
+        """Return JSON for https://ui.perfetto.dev: islands with tracks for devices."""
+        islands = sorted({span.island for span in self.spans})
+        events: list[dict[str, object]] = [
+            {"ph": "M", "name": "process_name", "pid": n, "args": {"name": name}}
+            for n, name in enumerate(islands)
+        ]
+        for span in self.spans:
+            pid = islands.index(span.island)
+            about = {"client": span.client, "dataflow": span.dataflow}
+            events += [
+                {
+                    "ph": "X",
+                    "name": span.op,
+                    "cat": span.client,
+                    "pid": pid,
+                    "tid": place,
+                    "ts": span.begin_s * 1e6,
+                    "dur": (span.end_s - span.begin_s) * 1e6,
+                    "args": about,
+                }
+                for place in span.places
+            ]
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def to_svg(self) -> str:
+        """Return a picture: a row for each device, a colour for each client."""
+        drawn = [
+            DrawnSpan(
+                row=f"{span.island}:{place}",
+                start=span.begin_s,
+                end=span.end_s,
+                label=span.op,
+                title=f"{span.op} of {span.client}: {span.end_s - span.begin_s:.3g} s",
+                kind=span.client,
+            )
+            for span in self.spans
+            for place in span.places
+        ]
+        drawn.sort(key=lambda each: each.row)
+        return spans_svg(drawn, title="Ops of each device")
+
+
+class OpTimes:
+    """Times of ops; any thread may call it.
+
+    Args:
+      clock: Tells the time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._opened_s = clock.now_s()
+        self._lock = threading.Lock()
+        self._busy_s: dict[tuple[str, int], float] = {}
+        self._spans: collections.deque[OpSpan] = collections.deque(maxlen=_MOST)
+
+    def now_s(self) -> float:
+        """Return seconds since it was made."""
+        return self._clock.now_s() - self._opened_s
+
+    def ended(self, run: CalledRun, op: PlannedOp, values: Sequence[int]) -> float:
+        """Note that an op ended now; return its seconds times its devices.
+
+        Args:
+          run: The run that it is of.
+          op: The op.
+          values: Numbers of its results.
+        """
+        at = [(op.island, place) for place in op.places]
+        with self._lock:
+            end_s = self.now_s()
+            free_s = max(self._busy_s.get(device, 0.0) for device in at)
+            begin_s = min(max(free_s, run.ready_s(op.inputs)), end_s)
+            self._busy_s.update(dict.fromkeys(at, end_s))
+            run.note(values, end_s)
+            self._spans.append(
+                OpSpan(
+                    op=op.name,
+                    dataflow=run.dataflow,
+                    client=run.client.name,
+                    island=op.island,
+                    places=op.places,
+                    begin_s=begin_s,
+                    end_s=end_s,
+                )
+            )
+        return (end_s - begin_s) * len(at)
+
+    def timeline(self) -> Timeline:
+        """Return what ended until now."""
+        with self._lock:
+            return Timeline(list(self._spans))
