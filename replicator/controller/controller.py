@@ -37,7 +37,7 @@ from replicator.controller.slices import (
     wish,
 )
 from replicator.controller.tracing.groups import grouped
-from replicator.controller.tracing.trace import OpFunction, trace
+from replicator.controller.tracing.trace import OpFunction, ops_of, trace
 from replicator.errors import ArgumentError, check_positive, check_word
 
 
@@ -261,13 +261,15 @@ class Controller:
 
     def is_tracing(self) -> bool:
         """Return whether a dataflow is being traced in this thread."""
-        return getattr(self._tracing, "now", False)
+        return getattr(self._tracing, "made", None) is not None
 
     def register(self, function: OpFunction) -> str:
         """Return the name by which equations name a function."""
         with self._lock:
             name = f"{function.label}@{next(self._count)}.{self._token}"
             self._functions[name] = function
+        if self.is_tracing():
+            self._tracing.made.append(function)
         return name
 
     def look(self, args: Sequence[PyTree]) -> tuple[list[Any], Any]:
@@ -301,11 +303,12 @@ class Controller:
             jax.ShapeDtypeStruct(look.shape, look.dtype, weak_type=look.is_weak)
             for look in looks
         ]
-        was, self._tracing.now = self.is_tracing(), True
+        made: list[OpFunction] = []  # in the function, which may keep none of them
+        was, self._tracing.made = getattr(self._tracing, "made", None), made
         try:
             traced = trace(fn, jax.tree.unflatten(tree, shapes), self._functions)
         finally:
-            self._tracing.now = was
+            self._tracing.made = was
         homes = [look.slice and self._slices[look.slice] for look in looks]
         groups = grouped(traced.closed, homes, self._functions, fuse=fuse)
         planned = plan(
@@ -323,7 +326,7 @@ class Controller:
             traced,
             groups,
             planned,
-            functions=self._functions,
+            functions=dict(ops_of(groups.eqns, self._functions)),
             signature=signature,
             run=functools.partial(self._submissions.submit, client),
             look=self.look,

@@ -298,6 +298,19 @@ def test_what_was_sent_arrives_though_it_was_donated_meanwhile(here):
         assert values(each) == {"a": [2.0, 2.0], "b": [2.0, 2.0]}
 
 
+def test_ops_may_be_made_in_the_function_that_calls_them(here):
+    on, to = here.slice(2, island="island0"), here.slice(2, island="island1")
+
+    @here.program
+    def f(x):
+        return here.fn(lambda x: x + 1, to)(here.fn(lambda x: x * 2, on)(x))
+
+    assert values(f(ONES)) == [3.0, 3.0]
+    gc.collect()
+    assert "lambda" in str(f.dataflow(ONES))
+    assert values(f(ONES)) == [3.0, 3.0]
+
+
 def test_random_keys_go_from_slice_to_slice(pw):
     split = pw.fn(lambda key: jax.random.split(key, 2), pw.slice(2))
     draw = pw.fn(lambda keys: jax.random.uniform(keys[1]), pw.slice(1))

@@ -5,7 +5,7 @@ and `jax.vmap`: an equation of that name is an op. All others are stray operatio
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -91,6 +91,16 @@ def op_of(eqn: core.JaxprEqn, functions: Functions) -> OpFunction | None:
     """Return the function of an equation that is an op."""
     is_call = eqn.primitive.name in ("jit", "pjit")
     return functions.get(eqn.params["name"]) if is_call else None
+
+
+def ops_of(
+    eqns: Sequence[core.JaxprEqn], functions: Functions
+) -> Iterator[tuple[str, OpFunction]]:
+    """Yield the name and function of each equation that is an op."""
+    for eqn in eqns:
+        op = op_of(eqn, functions)
+        if op is not None:
+            yield eqn.params["name"], op
 
 
 def _holds_op(eqn: core.JaxprEqn, functions: Functions) -> bool:
