@@ -18,6 +18,7 @@ import jaxlib.version
 import numpy
 import optax
 
+from replicator.base.host.paths import write_whole
 from replicator.base.host.strict_json import strict_json
 from replicator.base.types import PyTree
 from replicator.base.version import __version__
@@ -88,7 +89,7 @@ def write_run_record(
         "processes": list(processes or [describe_process()]),
         "first_updates": dict(checked or {}),
     }
-    _write_whole(path, strict_json(record, indent=2) + "\n")
+    write_whole(path, strict_json(record, indent=2) + "\n")
     return path
 
 
@@ -121,7 +122,7 @@ def note_first_update(
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(path.read_text(encoding="utf-8"))
         record["first_updates"][result["program"]] = result
-        _write_whole(path, strict_json(record, indent=2) + "\n")
+        write_whole(path, strict_json(record, indent=2) + "\n")
 
 
 def set_aside(directory: str | os.PathLike[str], *, but_journal: bool = False) -> None:
@@ -212,17 +213,3 @@ def _devices() -> dict[str, Any]:
         "count": len(devices),
         "processes": jax.process_count(),
     }
-
-
-def _write_whole(path: Path, text: str) -> None:
-    # Not by `tempfile`, whose files other users, such as a colleague, cannot read.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

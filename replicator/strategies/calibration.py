@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from replicator.base.host.compilation_cache import private_directory
-from replicator.base.host.paths import user_cache
+from replicator.base.host.paths import user_cache, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +51,7 @@ def keep_calibration(measured: Calibration) -> pathlib.Path | None:
     if directory is None:
         return None
     file = directory / _file_name(measured.device_kind, measured.devices)
-    written = file.with_suffix(".new")
-    written.write_text(json.dumps(asdict(measured), indent=2) + "\n")
-    written.replace(file)
+    write_whole(file, json.dumps(asdict(measured), indent=2) + "\n")
     return file
 
 

@@ -22,10 +22,16 @@ from replicator.engine.step.state import state_shapes
 from replicator.errors import ArgumentError, takes
 from replicator.strategies.cost import Features, forecast
 from replicator.strategies.variables import variables_of
+from replicator.tuning.choosing.measuring import work_of
 from replicator.tuning.compiling import CompileOrder
 from replicator.tuning.kept_outcomes import keep_outcome, kept_outcome
 from replicator.tuning.outcome import CompileOutcome
-from replicator.tuning.problem import Problem, function_of, problem_from
+from replicator.tuning.problem import (
+    Problem,
+    at_small_sizes,
+    function_of,
+    problem_from,
+)
 from replicator.tuning.topologies import devices_of, memory_limit_bytes, size_of
 
 # Of all that a program needs, and of its temporaries alone.
@@ -57,10 +63,15 @@ def outcome_of(order: CompileOrder) -> CompileOutcome:
     except (ArgumentError, ImportError) as failure:
         return _failed("refused", failure)
     try:
-        problem = problem_from(function_of(order.problem), rep)
+        function = function_of(order.problem)
+        if order.rehearses:
+            at_small_sizes(function)
+        problem = problem_from(function, rep)
     except ArgumentError as failure:
         return _failed("problem", failure)
     try:
+        if order.work_only:
+            return _work(rep, problem, order)
         step, lowered = _lowered(rep, problem, order)
     except Exception as failure:  # the user's functions run here
         return _failed("refused", failure)
@@ -84,6 +95,20 @@ def _devices(text: str) -> list[Device]:
     return devices_of(text)
 
 
+def _work(rep: Any, problem: Problem, order: CompileOrder) -> CompileOutcome:
+    state = jax.eval_shape(problem.init_fn, jax.random.key(0))
+    return CompileOutcome(
+        status="forecast",
+        work=work_of(problem.step_fn, state, problem.batch, _key(problem)),
+        limit_bytes=_limit_bytes(rep, order),
+    )
+
+
+def _limit_bytes(rep: Any, order: CompileOrder) -> int | None:
+    is_topology = order.devices.partition(":")[0] not in _PLATFORMS
+    return memory_limit_bytes(rep.mesh.devices.flat[0]) if is_topology else None
+
+
 def _lowered(
     rep: Any, problem: Problem, order: CompileOrder
 ) -> tuple[CompiledStep, CompileOutcome]:
@@ -104,9 +129,7 @@ def _lowered(
         state_bytes=state_bytes(state),
         flops=sum(work.flops.values()),
         features=_forecast(rep, state, traced),
-        limit_bytes=memory_limit_bytes(rep.mesh.devices.flat[0])
-        if is_topology
-        else None,
+        limit_bytes=_limit_bytes(rep, order),
         key=program_key(step.lower(state, problem.batch, key)),
         versions={name: importlib.metadata.version(name) for name in names},
     )

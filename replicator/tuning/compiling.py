@@ -29,6 +29,8 @@ class CompileOrder:
         `"gpu:8"`: the first of those that JAX finds.
       accumulate: Number of microbatches of an update.
       compiles: Whether to compile, or only to trace and forecast.
+      work_only: Whether to return the work of all devices, and no program.
+      rehearses: Whether the problem must have small sizes.
       kept_in: Folder of results by program, which are looked up before compiling; None
         for none.
     """
@@ -39,6 +41,8 @@ class CompileOrder:
     devices: str
     accumulate: int = 1
     compiles: bool = True
+    work_only: bool = False
+    rehearses: bool = False
     kept_in: str | None = None
 
 

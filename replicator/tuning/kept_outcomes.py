@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from replicator.base.host.compilation_cache import private_directory
+from replicator.base.host.paths import write_whole
 from replicator.tuning.outcome import CompileOutcome
 
 _FLAGS = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -39,11 +40,8 @@ def kept_outcome(
 def keep_outcome(folder: str, outcome: CompileOutcome, devices: str) -> None:
     """Keep an outcome, if another try would find the same."""
     if outcome.is_lasting:
-        file = _file(folder, outcome, devices)
         # Two processes may write the same: a reader finds one of both, and whole.
-        written = file.with_suffix(f".{os.getpid()}")
-        written.write_text(outcome.to_json())
-        written.replace(file)
+        write_whole(_file(folder, outcome, devices), outcome.to_json())
 
 
 def _file(folder: str, outcome: CompileOutcome, devices: str) -> Path:

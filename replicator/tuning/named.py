@@ -51,13 +51,13 @@ def named_strategies(text: str) -> list[NamedStrategy]:
 
 
 def strategies_on(
-    machine: Machine, strategies: Sequence[NamedStrategy] | None
+    machine: Machine, strategies: Sequence[NamedStrategy]
 ) -> list[NamedStrategy]:
     """Return strategies with the devices of the machine's hosts, where they need them.
 
     Args:
       machine: The machine.
-      strategies: The strategies; None for those of `builders_for`.
+      strategies: The strategies.
 
     >>> [pods] = named_strategies("hybrid")
     >>> [found] = strategies_on(Machine.from_topology("h100:2x8"), [pods])
@@ -66,30 +66,8 @@ def strategies_on(
     """
     return [
         named._replace(strategy=named.strategy.for_hosts(machine.devices_per_host))
-        for named in strategies or builders_for(machine)
+        for named in strategies
     ]
-
-
-def builders_for(machine: Machine) -> list[NamedStrategy]:
-    """Return each builder's strategy that the machine makes sense of.
-
-    `hybrid` has its pieces inside each level of links below the last, or along the last
-    dimension of a torus. `tensor_parallel` needs rules, and is left out.
-
-    >>> found = builders_for(Machine.from_topology("h100:2x8"))
-    >>> [each.text for each in found]
-    ['data_parallel', 'zero1', 'zero2', 'fsdp', 'hybrid(shard=8)']
-    """
-    *inner, last = machine.links or (None,)
-    shards = {link.devices for link in inner if link is not None}
-    if last is not None and last.torus:
-        shards = {last.torus[-1] * last.shared_by}
-    names = ["data_parallel"]
-    if machine.num_devices > 1:
-        names += ["zero1", "zero2", "fsdp"]
-    hybrids = sorted(n for n in shards if 1 < n < machine.num_devices)
-    names += [f"hybrid(shard={n})" for n in hybrids]
-    return named_strategies(",".join(names))
 
 
 def _built(node: ast.expr) -> NamedStrategy:
@@ -103,12 +81,18 @@ def _built(node: ast.expr) -> NamedStrategy:
         )
     try:
         arguments = [ast.literal_eval(each) for each in call.args]
-        named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        named = {
+            each.arg or "**": ast.literal_eval(each.value if each.arg else each)
+            for each in call.keywords
+        }
         return NamedStrategy(text, _BUILDERS[name](*arguments, **named))
     except (TypeError, ValueError) as failure:
         if isinstance(failure, ArgumentError):
             raise
+        # For what is no literal Python's text has an address of its memory.
+        is_none = isinstance(failure, ValueError)
+        why = "arguments are literals, each by itself" if is_none else failure
         raise ArgumentError(
-            f"`strategy` must give {name} what it takes, got {text!r}: {failure}. See "
+            f"`strategy` must give {name} what it takes, got {text!r}: {why}. See "
             f"`help(replicator.strategies.{name})`."
         ) from failure

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from replicator.strategies.cost import Features
 from replicator.strategies.traffic import Traffic
+from replicator.strategies.variables import Variable
+from replicator.tuning.choosing.candidates import Work
 
 Status = Literal[
     "compiled",
@@ -43,6 +45,7 @@ class CompileOutcome:
         it is not one for devices that are not there.
       flops: Number of operations of products of a step, of all devices.
       features: Work of a device; None for what was not compiled.
+      work: Work of all devices, where it was asked for instead of a program.
       key: Key of the program's text; empty if it was not lowered.
       versions: Of the packages that compiled it.
       seconds: Time that it took, tracing included.
@@ -58,6 +61,7 @@ class CompileOutcome:
     limit_bytes: int | None = None
     flops: float = 0.0
     features: Features | None = None
+    work: Work | None = None
     key: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -82,6 +86,8 @@ class CompileOutcome:
         try:
             if plain["features"] is not None:
                 plain["features"] = features_from(plain["features"])
+            if plain["work"] is not None:
+                plain["work"] = _work_from(plain["work"])
             return cls(**plain)
         except (KeyError, TypeError) as failure:
             raise ValueError(f"not an outcome: {failure}") from failure
@@ -98,3 +104,11 @@ def features_from(plain: Mapping[str, Any]) -> Features:
         Traffic(**each | {"axes": tuple(each["axes"])}) for each in plain["traffic"]
     ]
     return Features(**{**plain, "traffic": tuple(traffic)})
+
+
+def _work_from(plain: Mapping[str, Any]) -> Work:
+    variables = [
+        Variable(**{**each, "shape": tuple(each["shape"])})
+        for each in plain["variables"]
+    ]
+    return Work(**{**plain, "variables": tuple(variables)})

@@ -5,13 +5,14 @@ compiler is here, it is traced, and the rest is a forecast.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from replicator.base.out_of_memory import readable
 from replicator.strategies.cost import StepTime, predict
 from replicator.strategies.machine import Machine
+from replicator.strategies.strategy import Strategy
 from replicator.tuning.compiling import CompileOrder, compile_step
 from replicator.tuning.kept_outcomes import outcomes_folder
 from replicator.tuning.named import NamedStrategy, strategies_on
@@ -28,6 +29,7 @@ class PlanRow:
       topology: The topology.
       num_devices: Number of its devices.
       strategy: The strategy, as it was asked for.
+      placed: The strategy itself.
       outcome: Outcome of compiling.
       time: Predicted seconds of a step; None for what did not compile.
       limit_bytes: Memory of a device: by the compiler, or the published figure.
@@ -36,6 +38,7 @@ class PlanRow:
     topology: str
     num_devices: int
     strategy: str
+    placed: Strategy
     outcome: CompileOutcome
     time: StepTime | None
     limit_bytes: float | None
@@ -78,8 +81,10 @@ class PlanRow:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data, with what follows from it."""
+        plain = dataclasses.asdict(self)
+        del plain["placed"]
         return {
-            **dataclasses.asdict(self),
+            **plain,
             "fits": self.fits,
             "excess_bytes": self.excess_bytes,
             "low_s": self.time and self.time.low_s,
@@ -89,42 +94,6 @@ class PlanRow:
         }
 
 
-def plan_rows(
-    problem: ProblemFile,
-    topologies: Sequence[str],
-    strategies: Sequence[NamedStrategy] | None,
-    *,
-    make_replicator: Callable[..., Any],
-    options: "PlanOptions",
-) -> Iterable[PlanRow]:
-    """Yield a row for each topology and strategy, when it is known.
-
-    Args:
-      problem: The problem.
-      topologies: Topologies, such as `"v5e:16x16"` and `"h100:4x8"`.
-      strategies: The strategies; None for each builder in turn.
-      make_replicator: `Replicator`.
-      options: The other options.
-
-    Raises:
-      ArgumentError: A topology does not exist, or the problem is none.
-    """
-    machines = {each: Machine.from_topology(each) for each in topologies}
-    for topology, machine in machines.items():
-        for named in strategies_on(machine, strategies):
-            order = CompileOrder(
-                problem=problem,
-                make_replicator=make_replicator,
-                strategy=named.strategy,
-                devices=devices_for(topology, machine, compiles=options.compiles),
-                accumulate=options.accumulate,
-                compiles=compiles_for(machine) and options.compiles,
-                kept_in=outcomes_folder(),
-            )
-            outcome = compile_step(order, limit_s=options.limit_s)
-            yield _row(topology, machine, named.text, outcome)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
     """Options of a plan.
@@ -132,12 +101,108 @@ class PlanOptions:
     Attributes:
       accumulate: Number of microbatches of an update.
       compiles: Whether to compile where there is a compiler, or only to forecast.
+      rehearses: Whether the problem must have small sizes.
       limit_s: Seconds that compiling may take, for each row.
     """
 
     accumulate: int = 1
     compiles: bool = True
+    rehearses: bool = False
     limit_s: float = 3600.0
+
+
+class Planner:
+    """Makes the rows of a plan: a process of its own for each.
+
+    Attributes:
+      options: The options.
+
+    Args:
+      problem: The problem.
+      make_replicator: `Replicator`.
+      options: The options.
+    """
+
+    def __init__(
+        self,
+        problem: ProblemFile,
+        make_replicator: Callable[..., Any],
+        options: PlanOptions,
+    ) -> None:
+        self.options = options
+        self._problem, self._make = problem, make_replicator
+
+    def rows(
+        self, topologies: Sequence[str], strategies: Sequence[NamedStrategy]
+    ) -> Iterator[PlanRow]:
+        """Yield a row for each topology and strategy, when it is known.
+
+        Args:
+          topologies: Topologies, such as `"v5e:16x16"` and `"h100:4x8"`.
+          strategies: The strategies.
+
+        Raises:
+          ArgumentError: A topology does not exist, or the problem is none.
+        """
+        machines = {each: Machine.from_topology(each) for each in topologies}
+        for topology, machine in machines.items():
+            for named in strategies_on(machine, strategies):
+                yield self.row(topology, named)
+
+    def row(
+        self, topology: str, named: NamedStrategy, *, accumulate: int | None = None
+    ) -> PlanRow:
+        """Return the row of one strategy on one topology.
+
+        Args:
+          topology: The topology.
+          named: The strategy.
+          accumulate: Number of microbatches; that of the options by default.
+
+        Raises:
+          ArgumentError: The topology does not exist, or the problem is none.
+        """
+        machine = Machine.from_topology(topology)
+        order = self._order(topology, machine, strategy=named.strategy)
+        if accumulate is not None:
+            order = dataclasses.replace(order, accumulate=accumulate)
+        outcome = compile_step(order, limit_s=self.options.limit_s)
+        features, hardware = outcome.features, machine.hardware
+        published = hardware.memory_bytes if hardware is not None else None
+        return PlanRow(
+            topology=topology,
+            num_devices=machine.num_devices,
+            strategy=named.text,
+            placed=named.strategy,
+            outcome=outcome,
+            time=None if features is None else predict(features, machine),
+            limit_bytes=outcome.limit_bytes or published,
+        )
+
+    def work(self, topology: str) -> CompileOutcome:
+        """Return the outcome that has the work of the step on all devices.
+
+        Args:
+          topology: The topology.
+
+        Raises:
+          ArgumentError: The topology does not exist, or the problem is none.
+        """
+        machine = Machine.from_topology(topology)
+        order = self._order(topology, machine, strategy=None, work_only=True)
+        return compile_step(order, limit_s=self.options.limit_s)
+
+    def _order(self, topology: str, machine: Machine, **asked: Any) -> CompileOrder:
+        return CompileOrder(
+            problem=self._problem,
+            make_replicator=self._make,
+            devices=devices_for(topology, machine, compiles=self.options.compiles),
+            accumulate=self.options.accumulate,
+            compiles=compiles_for(machine) and self.options.compiles,
+            rehearses=self.options.rehearses,
+            kept_in=outcomes_folder(),
+            **asked,
+        )
 
 
 def compiles_for(machine: Machine) -> bool:
@@ -222,18 +287,3 @@ def most_examples(row: PlanRow) -> int | None:
     pieces = outcome.mesh.get("replica", 1) * outcome.mesh.get("shard", 1)
     count = int((limit - outcome.state_bytes) / each) // pieces * pieces
     return count or None
-
-
-def _row(
-    topology: str, machine: Machine, strategy: str, outcome: CompileOutcome
-) -> PlanRow:
-    features, hardware = outcome.features, machine.hardware
-    published = hardware.memory_bytes if hardware is not None else None
-    return PlanRow(
-        topology=topology,
-        num_devices=machine.num_devices,
-        strategy=strategy,
-        outcome=outcome,
-        time=None if features is None else predict(features, machine),
-        limit_bytes=outcome.limit_bytes or published,
-    )

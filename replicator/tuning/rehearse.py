@@ -9,15 +9,13 @@ check of first updates does.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from replicator.distributed.child import ChildEnd, ask_child
 from replicator.errors import ArgumentError, check_count
-from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
-from replicator.tuning.named import NamedStrategy, strategies_on
 from replicator.tuning.problem import ProblemFile, ProblemFn
 from replicator.tuning.rehearsal import Rehearsal, nearest_mesh
 
@@ -87,34 +85,6 @@ def rehearse(order: RehearsalOrder, *, limit_s: float = LIMIT_S) -> Rehearsal:
         reason=answer.why,
         seconds=round(time.monotonic() - began_s, 1),
     )
-
-
-def rehearse_each(
-    problem: ProblemFile,
-    topologies: Sequence[str],
-    strategies: Sequence[NamedStrategy] | None,
-    *,
-    make_replicator: Callable[..., Any],
-    limit_s: float = LIMIT_S,
-) -> Iterable[Rehearsal]:
-    """Yield a rehearsal for each topology and strategy, in the order of `plan_rows`.
-
-    Args: as for `plan_rows`.
-
-    Raises:
-      ArgumentError: A topology does not exist, a strategy does not fit it, or the
-        problem has no small sizes.
-    """
-    for topology in topologies:
-        machine = Machine.from_topology(topology)
-        for named in strategies_on(machine, strategies):
-            order = RehearsalOrder(
-                problem=problem,
-                make_replicator=make_replicator,
-                strategy=named.strategy,
-                devices=machine.num_devices,
-            )
-            yield rehearse(order, limit_s=limit_s)
 
 
 def started_rehearsal(order: RehearsalOrder) -> Rehearsal:

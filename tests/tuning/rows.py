@@ -1,6 +1,6 @@
 """Rows of plans, of outcomes that are written down."""
 
-from replicator.strategies import Features, Machine, Traffic, predict
+from replicator.strategies import Features, Machine, Traffic, fsdp, predict
 from replicator.tuning.outcome import CompileOutcome
 from replicator.tuning.plan import PlanRow
 
@@ -47,4 +47,5 @@ def row(
         outcome=outcome,
         time=None if features is None else predict(features, machine),
         limit_bytes=limit * GIB,
+        placed=fsdp(),
     )

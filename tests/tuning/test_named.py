@@ -4,8 +4,7 @@ import pytest
 
 from replicator import strategies
 from replicator.errors import ArgumentError
-from replicator.strategies import Machine
-from replicator.tuning.named import builders_for, named_strategies
+from replicator.tuning.named import named_strategies
 
 
 def test_names_with_arguments_and_without_are_built():
@@ -21,7 +20,9 @@ def test_names_with_arguments_and_without_are_built():
     [
         ("fdsp", "must be one of data_parallel, .* got 'fdsp'"),
         ("os.system('true')", "must be one of data_parallel"),
-        ("hybrid(shard=print)", r"what it takes, got 'hybrid\(shard=print\)'"),
+        ("hybrid(shard=print)", r"got 'hybrid\(shard=print\)': arguments are literals"),
+        ("fsdp(*[1])", r"got 'fsdp\(\*\[1\]\)': arguments are literals, each by"),
+        ("fsdp(**{'uneven': 'pad'})", "arguments are literals, each by itself"),
         ("tensor_parallel", "missing 1 required positional argument: 'rules'"),
         ("hybrid(", "must be names of builders"),
         ("", "must be names of builders"),
@@ -30,17 +31,3 @@ def test_names_with_arguments_and_without_are_built():
 def test_what_is_no_strategy_is_refused(text, part):
     with pytest.raises(ArgumentError, match=part):
         named_strategies(text)
-
-
-@pytest.mark.parametrize(
-    ("topology", "hybrid"),
-    [("h100:2x8", "hybrid(shard=8)"), ("v5e:4x8", "hybrid(shard=8)")],
-)
-def test_pieces_of_hybrid_lie_where_links_are_fast(topology, hybrid):
-    found = builders_for(Machine.from_topology(topology))
-    assert found[-1].text == hybrid
-
-
-def test_one_device_replicates():
-    [only] = builders_for(Machine.from_topology("v5e:1x1"))
-    assert only.text == "data_parallel"

@@ -79,29 +79,21 @@ def test_without_a_compiler_fake_devices_are_as_many():
     assert plan.devices_for("h100:2x8", machine) == "cpu:16"
 
 
-def test_a_topology_that_does_not_exist_is_refused_before_anything_runs():
+def planner():
     problem = ProblemFile.from_text(f"{problems.__file__}:problem")
-    rows = plan.plan_rows(
-        problem,
-        ["v5e:4x4", "v5e:5x5"],
-        None,
-        make_replicator=Replicator,
-        options=plan.PlanOptions(),
-    )
+    return plan.Planner(problem, Replicator, plan.PlanOptions())
+
+
+def test_a_topology_that_does_not_exist_is_refused_before_anything_runs():
+    rows = planner().rows(["v5e:4x4", "v5e:5x5"], named_strategies("fsdp"))
     with pytest.raises(ArgumentError, match="Use one of 1x1, 2x2"):
-        next(iter(rows))
+        next(rows)
 
 
 @pytest.mark.slow
 def test_gpus_are_planned_by_forecast():
-    problem = ProblemFile.from_text(f"{problems.__file__}:problem")
-    [found] = plan.plan_rows(
-        problem,
-        ["h100:1x2"],
-        named_strategies("zero1(whole_below_bytes=0)"),
-        make_replicator=Replicator,
-        options=plan.PlanOptions(),
-    )
+    zero1 = named_strategies("zero1(whole_below_bytes=0)")
+    [found] = planner().rows(["h100:1x2"], zero1)
     assert (found.outcome.status, found.fits) == ("forecast", None)
     assert found.time.arithmetic_s > 0
     assert found.sent_bytes["shard"] > 0

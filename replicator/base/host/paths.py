@@ -79,3 +79,32 @@ def checked_path(name: str, value: object) -> Path | None:
             f"`{name}` must be absolute where the working folder is gone, got "
             f"{value!r}. Change to a folder that is there."
         ) from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader finds all of it, or what was there before.
+
+    Args:
+      path: The file.
+      text: What to write.
+
+    Raises:
+      OSError: It cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder) / "plan.json", "[]")
+    ...     [each.name for each in Path(folder).iterdir()]
+    ['plan.json']
+    """
+    # Not by `tempfile`, whose files other users, such as a colleague, cannot read.
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -2,11 +2,14 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
-from replicator.base.host.paths import expanded
+from replicator.base.host.paths import expanded, write_whole
 from replicator.base.out_of_memory import readable
 from replicator.cli.look.plan_plot import plot_of
 from replicator.engine.program_cost import engineering
@@ -14,18 +17,21 @@ from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.replicator import Replicator
 from replicator.strategies.machine import Machine
 from replicator.strategies.table import aligned
+from replicator.tuning.choosing.choice import reason_of
+from replicator.tuning.choosing.topology_choice import TopologyChoice
 from replicator.tuning.named import named_strategies
 from replicator.tuning.plan import (
+    Planner,
     PlanOptions,
     PlanRow,
     advice,
     best_of,
     efficiencies,
     nearest_of,
-    plan_rows,
 )
 from replicator.tuning.problem import ProblemFile
-from replicator.tuning.rehearse import rehearse_each
+from replicator.tuning.rehearsal import Rehearsal
+from replicator.tuning.rehearse import RehearsalOrder, rehearse
 
 SUMMARY = "Forecast memory and speed of a step on devices that need not be there"
 _NOTHING_FITS = _DIFFERS = 1
@@ -61,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         default="auto",
         metavar="NAME,...",
-        help="builders, such as fsdp,hybrid(shard=8); auto for each in turn (default)",
+        help="builders, such as fsdp,hybrid(shard=8); auto to choose one (default)",
     )
     parser.add_argument(
         "--accumulate",
@@ -107,58 +113,90 @@ def main(arguments: argparse.Namespace) -> int:
     check_positive("--limit", arguments.limit, "Use 3600.")
     for file in (arguments.json, arguments.plot):
         if file is not None:  # before hours of compiling
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if file.is_dir():
-                raise ArgumentError(
-                    f"`--json` and `--plot` must name files, got the folder {file}. "
-                    "Name a file in it."
-                )
+            _check_place(file)
     problem = ProblemFile.from_text(arguments.problem)
     topologies = topologies_of(arguments.topology)
-    asked = arguments.strategy
-    strategies = None if asked == "auto" else named_strategies(asked)
     options = PlanOptions(
         accumulate=arguments.accumulate,
         compiles=not arguments.forecast,
+        rehearses=arguments.rehearse,
         limit_s=arguments.limit,
     )
-    rows = []
-    for row in plan_rows(
-        problem, topologies, strategies, make_replicator=Replicator, options=options
-    ):
+    planner = Planner(problem, Replicator, options)
+    choices: list[TopologyChoice] = []
+    if arguments.strategy == "auto":
+        choices = [TopologyChoice(planner, each) for each in topologies]
+        found = itertools.chain.from_iterable(each.rows() for each in choices)
+    else:
+        found = planner.rows(topologies, named_strategies(arguments.strategy))
+    rows, rehearsed = [], []
+    for row in found:
         rows.append(row)
         outcome = row.outcome
-        print(
-            f"{row.topology} {row.strategy}: {outcome.status} ({outcome.seconds:g} s)",
-            file=sys.stderr,
-        )
-    print(*aligned([_HEADER, *table_rows(rows)], numbers=_NUMBERS), sep="\n")
-    print(*notes_of(rows), sep="\n")
-    rehearsed = []
-    if arguments.rehearse:
-        for row, found in zip(
-            rows,
-            rehearse_each(
-                problem,
-                topologies,
-                strategies,
-                make_replicator=Replicator,
-                limit_s=arguments.limit,
-            ),
-            strict=True,
-        ):
-            rehearsed.append(found)
-            print(f"{row.topology} {row.strategy}, {found}")
-    if arguments.json is not None:
-        plain = [row.as_json() for row in rows]
-        for each, found in zip(plain, rehearsed, strict=False):
-            each["rehearsal"] = dataclasses.asdict(found)
-        arguments.json.write_text(json.dumps(plain, indent=1) + "\n")
+        _note(f"{row.topology} {row.strategy}: {outcome.status}", outcome.seconds)
+        if arguments.rehearse:
+            rehearsed.append(_rehearsed(problem, row, limit_s=arguments.limit))
+            _note(f"rehearsed: {rehearsed[-1].status}", rehearsed[-1].seconds)
+        _write(arguments.json, rows, rehearsed, choices)
+    _write(arguments.json, rows, rehearsed, choices)
+    chosen = {each.topology: each.choice.chosen.name for each in choices if each.choice}
+    if rows:
+        cells = table_rows(rows, chosen)
+        print(*aligned([_HEADER, *cells], numbers=_NUMBERS), sep="\n")
+        print(*notes_of(rows), sep="\n")
+    for each in choices:
+        print(*choice_lines(each), sep="\n")
+    for row, each in zip(rows, rehearsed, strict=False):
+        print(f"{row.topology} {row.strategy}, {each}")
     if arguments.plot is not None:
         arguments.plot.write_text(plot_of(rows))
-    if any(found.status == "differs" for found in rehearsed):
+    if any(each.status == "differs" for each in rehearsed):
         return _DIFFERS
-    return _NOTHING_FITS if all(row.fits is False for row in rows) else 0
+    fits = chosen if choices else any(row.fits is not False for row in rows)
+    return 0 if fits else _NOTHING_FITS
+
+
+def _check_place(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and not file.is_file():
+        raise ArgumentError(
+            f"`--json` and `--plot` must name files, got {file}, which is another "
+            "thing. Name a file that is not there yet."
+        )
+
+
+def _note(text: str, seconds: float) -> None:
+    print(f"{text} ({seconds:g} s)", file=sys.stderr)
+
+
+def _rehearsed(problem: ProblemFile, row: PlanRow, *, limit_s: float) -> Rehearsal:
+    order = RehearsalOrder(
+        problem=problem,
+        make_replicator=Replicator,
+        strategy=row.placed,
+        devices=row.num_devices,
+    )
+    return rehearse(order, limit_s=limit_s)
+
+
+def _write(
+    file: Path | None,
+    rows: Sequence[PlanRow],
+    rehearsed: Sequence[Rehearsal],
+    choices: Sequence[TopologyChoice],
+) -> None:
+    """Write what is known so far."""
+    if file is None:
+        return
+    plain = [row.as_json() for row in rows]
+    for each, found in zip(plain, rehearsed, strict=False):
+        each["rehearsal"] = dataclasses.asdict(found)
+    plain += [
+        {"topology": each.topology, "choice": each.choice.as_json()}
+        for each in choices
+        if each.choice is not None
+    ]
+    write_whole(file, json.dumps(plain, indent=1) + "\n")
 
 
 def topologies_of(text: str) -> list[str]:
@@ -179,16 +217,26 @@ def topologies_of(text: str) -> list[str]:
     return found
 
 
-def table_rows(rows: Sequence[PlanRow]) -> list[tuple[str, ...]]:
-    """Return the cells of each row; the best by the model has a star."""
+def table_rows(
+    rows: Sequence[PlanRow], chosen: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[str, ...]]:
+    """Return the cells of each row; the best by the model has a star.
+
+    Args:
+      rows: The rows.
+      chosen: By topology the strategy that was chosen, where one was.
+    """
     best = {
         row.topology: best_of([each for each in rows if each.topology == row.topology])
         for row in rows
     }
+    starred = {
+        topology: row.strategy for topology, row in best.items() if row is not None
+    } | dict(chosen)
     return [
         (
             row.topology,
-            row.strategy + (" *" if row is best[row.topology] else ""),
+            row.strategy + " *" * (row.strategy == starred.get(row.topology)),
             _fits(row),
             _gib(_needed(row)),
             _gib(row.limit_bytes),
@@ -232,6 +280,26 @@ def notes_of(rows: Sequence[PlanRow]) -> list[str]:
     else:
         notes.append("* the fastest by the cost model of those that may fit.")
     return [*_work_of(rows), *notes]
+
+
+def choice_lines(found: TopologyChoice) -> list[str]:
+    """Return a line on what was chosen, or why nothing was; then why not the others.
+
+    Args:
+      found: The choice for a topology.
+    """
+    if found.choice is None:
+        return [f"{found.topology}: {found.refusal}"]
+    choice, reasons = found.choice, {}
+    for each in choice.candidates:
+        if each is not choice.chosen:
+            is_slower = each.status == "compiled"
+            why = "slower by the model" if is_slower else reason_of(each)
+            reasons.setdefault(why, []).append(each.name)
+    return [
+        f"{found.topology}: {choice.summary}",
+        *(f"  {', '.join(names)}: {reason}" for reason, names in reasons.items()),
+    ]
 
 
 def _work_of(rows: Sequence[PlanRow]) -> list[str]:

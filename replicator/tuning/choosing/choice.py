@@ -44,6 +44,19 @@ class Choice:
         """Whether the chosen one was timed."""
         return bool(self.chosen.seconds)
 
+    @property
+    def summary(self) -> str:
+        """What was chosen, of how many, and what came next by the model: a line."""
+        line = f"{self.chosen.name} of {len(self.candidates)} candidates"
+        if self.chosen.predicted is None:
+            return line
+        others = [each for each in self.candidates if each.status in _MIGHT_WIN]
+        line += f", predicted {_seconds(self.chosen.predicted_s)} a step"
+        if not others:
+            return line
+        following = min(others, key=lambda each: each.predicted_s)
+        return f"{line}; next {following.name}, {_seconds(following.predicted_s)}"
+
     def as_json(self) -> Mapping[str, Any]:
         """Return the decision in plain JSON, for records."""
         return {
@@ -68,6 +81,7 @@ class Choice:
         return "\n".join([head, *aligned(table, numbers=numbers)])
 
 
+_MIGHT_WIN = ("slower", "compiled", "left out")
 _RANK = ("chosen", "slower", "compiled", "same program", "left out", "waiting")
 
 
@@ -83,26 +97,26 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
     predicted = candidate.predicted
     sent = [f"{readable(n)} {level}" for level, n in candidate.link_bytes.items() if n]
     size = candidate.need_bytes or candidate.least_bytes
-    about = "" if candidate.need_bytes else ">"
+    about, text = "" if candidate.need_bytes else ">", reason_of(candidate)
     return (
         candidate.name,
         f"{about}{readable(size)}" if size else "",
         "" if predicted is None else _seconds(predicted.high_s),
         _seconds(candidate.least_s),
         ", ".join(sent),
-        _status(candidate),
+        text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "...",
     )
 
 
-def _status(candidate: Candidate) -> str:
+def reason_of(candidate: Candidate) -> str:
+    """Return what became of a candidate, and why."""
     gate = candidate.gate if candidate.gate in ("ungated", "rounding") else ""
     parts = [candidate.status, gate, candidate.why]
     if candidate.status == "compiled":
         parts[0] = "timed" if candidate.seconds else "fits"
     if candidate.status == "same program":
         parts = [f"the program of {candidate.why.removeprefix('as ')}"]
-    text = ": ".join(part for part in parts if part)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return ": ".join(part for part in parts if part)
 
 
 def _seconds(seconds: float) -> str:

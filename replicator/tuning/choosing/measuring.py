@@ -149,17 +149,7 @@ class Measurer:
             if subject.init_fn is None
             else jax.eval_shape(subject.init_fn, for_init)
         )
-        update = one_replica(lift(subject.step_fn), CompileOptions())
-        traced, _ = traced_alone(update, [state, subject.batch, self._key])
-        found = traced_work(traced)
-        leaves = jax.tree.leaves(subject.batch)
-        return Work(
-            variables=variables_of(state),
-            examples=np.shape(leaves[0])[0],
-            batch_bytes=sum(np.asarray(leaf).nbytes for leaf in leaves),
-            flops=found.flops,
-            product_bytes=found.product_bytes,
-        )
+        return work_of(subject.step_fn, state, subject.batch, self._key)
 
     def compile(
         self, name: str, strategy: Strategy, *, accumulate: int | None = None
@@ -337,6 +327,28 @@ class Measurer:
             state = jax.block_until_ready(ready.run(state, batch, self._key).state)
             seconds.append(time.monotonic() - began_s)
         return min(seconds[1:])
+
+
+def work_of(step_fn: StepFn, state: PyTree, batch: PyTree, key: PyTree) -> Work:
+    """Trace a step of one replica, and return what it computes; nothing runs.
+
+    Args:
+      step_fn: The step.
+      state: Its state, in shapes.
+      batch: One global batch, or its shapes.
+      key: Random key of the step, or its shape; None if it takes none.
+    """
+    update = one_replica(lift(step_fn), CompileOptions())
+    traced, _ = traced_alone(update, [state, batch, key])
+    found = traced_work(traced)
+    leaves = jax.tree.leaves(batch)
+    return Work(
+        variables=variables_of(state),
+        examples=np.shape(leaves[0])[0],
+        batch_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+        flops=found.flops,
+        product_bytes=found.product_bytes,
+    )
 
 
 def reason(failure: BaseException) -> str:

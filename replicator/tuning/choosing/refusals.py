@@ -1,8 +1,10 @@
 """Errors of a search: nothing works, with a change that fits; too much is asked for."""
 
+import time
 from collections.abc import Callable
 
 from replicator.base.out_of_memory import readable
+from replicator.engine.memory import larger_divisors
 from replicator.errors import ArgumentError, DeviceMemoryError
 from replicator.strategies.choose import SPARE, Candidate, Search
 
@@ -45,6 +47,29 @@ def nothing_fits(
         f"{readable(need - int(limit))} more than the {readable(int(limit))} that it "
         f"may have. {remedy}"
     )
+
+
+def fitting_microbatches(
+    need_of: Callable[[Candidate, int], int | None], replica_batch: int, until_s: float
+) -> Callable[[Candidate, float], str]:
+    """Return a function that finds microbatches with which a candidate fits.
+
+    Args:
+      need_of: Compiles a candidate with so many; returns the bytes that it needs.
+      replica_batch: Number of examples of a device.
+      until_s: End of the time for it, by `time.monotonic`.
+    """
+
+    def found(nearest: Candidate, limit_bytes: float) -> str:
+        for k in larger_divisors(max(replica_batch, 1), 1):
+            if time.monotonic() > until_s:
+                break
+            need = need_of(nearest, k)
+            if need is not None and need <= limit_bytes:
+                return f"Use `accumulate={k}` under it: it needs {readable(need)}."
+        return ""
+
+    return found
 
 
 def too_many(asked: int, seconds: float, limit_s: float) -> ArgumentError | None:

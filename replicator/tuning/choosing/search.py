@@ -17,7 +17,6 @@ from typing import Any
 from jax.sharding import Mesh
 
 from replicator.base.mesh import spans_processes
-from replicator.base.out_of_memory import readable
 from replicator.distributed.agreement import exchange
 from replicator.engine.memory import larger_divisors, may_fit
 from replicator.engine.memory import memory_limit_bytes as limit_of
@@ -57,7 +56,11 @@ from replicator.tuning.choosing.candidates import (
 from replicator.tuning.choosing.decision import Decision
 from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
 from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject
-from replicator.tuning.choosing.refusals import nothing_fits, too_many
+from replicator.tuning.choosing.refusals import (
+    fitting_microbatches,
+    nothing_fits,
+    too_many,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -292,20 +295,13 @@ class Choosing:
     def _microbatches(
         self, measurer: Measurer | ElsewhereMeasurer, examples: int
     ) -> Callable[[Candidate, float], str]:
-        """Return a function that finds microbatches with which a strategy fits."""
+        def need_of(nearest: Candidate, k: int) -> int | None:
+            tried = measurer.compile(nearest.name, nearest.strategy, accumulate=k)
+            need = None if isinstance(tried, CandidateFailed) else tried.need
+            return None if need is None else need.total_bytes
 
-        def found(nearest: Candidate, limit_bytes: float) -> str:
-            for k in larger_divisors(max(examples // self._devices.size, 1), 1):
-                if time.monotonic() > self._until_s:
-                    break
-                tried = measurer.compile(nearest.name, nearest.strategy, accumulate=k)
-                need = None if isinstance(tried, CandidateFailed) else tried.need
-                if need is not None and need.total_bytes <= limit_bytes:
-                    size = readable(need.total_bytes)
-                    return f"Use `accumulate={k}` under it: it needs {size}."
-            return ""
-
-        return found
+        each = examples // self._devices.size
+        return fitting_microbatches(need_of, each, self._until_s)
 
     def _exchanged(self, name: str, value: Any) -> list[Any]:
         return exchange(f"choose/{name}", value) if self._together else [value]

@@ -1,6 +1,7 @@
 """`replicator plan`: its table, its notes, its picture."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -61,16 +62,20 @@ def test_a_strategy_that_is_not_known_is_bad_input(capsys):
 
 
 @pytest.mark.slow
-def test_a_plan_of_gpus_is_printed_and_written(tmp_path, capsys):
+def test_a_plan_of_gpus_chooses_and_is_printed_and_written(tmp_path, capsys):
     plain, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     place = f"{problems.__file__}:problem"
-    options = ["--strategy", "data_parallel", "--json", str(plain)]
-    code = main(
-        ["plan", place, "--topology", "h100:2", *options, "--plot", str(picture)]
+    options = ["--json", str(plain), "--plot", str(picture)]
+    assert main(["plan", place, "--topology", "h100:2", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "its state does" in printed
+    assert re.search(
+        "^h100:2: zero2 of 5 candidates, predicted .*; next ", printed, re.M
     )
-    assert code == 0
-    assert "its state does" in capsys.readouterr().out
-    assert plain.read_text().startswith("[")
+    assert "data_parallel, fsdp: slower by the model" in printed
+    *rows, chosen = json.loads(plain.read_text())
+    assert {row["strategy"] for row in rows} >= {"data_parallel", "fsdp", "zero2"}
+    assert chosen["choice"]["chosen"] == "zero2"
     assert picture.read_text().startswith("<svg")
 
 
@@ -83,6 +88,15 @@ def test_a_folder_in_place_of_a_file_is_refused_before_anything_is_compiled(
     said = capsys.readouterr().err
     assert "must name files" in said
     assert "forecast" not in said
+
+
+@pytest.mark.slow
+def test_a_rehearsal_without_small_sizes_is_refused_before_compiling(capsys):
+    place = f"{problems.__file__}:problem"
+    code = main(["plan", place, "--topology=h100:2", "--strategy=fsdp", "--rehearse"])
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert "`problem` must take `small` to be rehearsed" in printed.err
 
 
 @pytest.mark.slow
