@@ -4,7 +4,8 @@ from replicator.controller.controller import Controller
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future
-from replicator.controller.makers import local, start
+from replicator.controller.islands.server import IslandServer
+from replicator.controller.makers import connect, local, start
 from replicator.controller.program import Program
 from replicator.controller.slices import Slice
 
@@ -13,8 +14,10 @@ __all__ = [
     "Dataflow",
     "Function",
     "Future",
+    "IslandServer",
     "Program",
     "Slice",
+    "connect",
     "local",
     "start",
 ]

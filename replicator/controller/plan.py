@@ -175,6 +175,8 @@ class _Planner:
         )
         try:
             layouts = self._islands[group.slice.island].load(computation)
+        except ArgumentError:
+            raise
         except ValueError as failure:  # of JAX: a sharding that does not divide
             raise ArgumentError(
                 f"op `{computation.name}` must fit {group.slice}, got: "

@@ -12,6 +12,7 @@ import jax
 from replicator.base.host.fake_devices import fake_devices
 from replicator.base.out_of_memory import is_out_of_memory
 from replicator.base.types import Device, PyTree
+from replicator.distributed.child import received_order
 from replicator.engine.compiled_step import CompiledStep
 from replicator.engine.inspection.inspection import Inspection
 from replicator.engine.memory import state_bytes
@@ -21,7 +22,6 @@ from replicator.engine.step.state import state_shapes
 from replicator.errors import ArgumentError, takes
 from replicator.strategies.cost import Features, forecast
 from replicator.strategies.variables import variables_of
-from replicator.distributed.child import received_order
 from replicator.tuning.compiling import CompileOrder
 from replicator.tuning.kept_outcomes import keep_outcome, kept_outcome
 from replicator.tuning.outcome import CompileOutcome

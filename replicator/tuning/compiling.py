@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from replicator.distributed.child import ChildEnd, ask_child
 from replicator.errors import ArgumentError
 from replicator.strategies.builders import Builder
 from replicator.strategies.strategy import Strategy
-from replicator.distributed.child import ChildEnd, ask_child
 from replicator.tuning.outcome import CompileOutcome
 from replicator.tuning.problem import ProblemFile, ProblemFn
 

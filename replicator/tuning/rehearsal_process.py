@@ -14,6 +14,7 @@ import numpy as np
 
 from replicator.base.host.fake_devices import fake_devices
 from replicator.base.types import PyTree
+from replicator.distributed.child import received_order
 from replicator.engine.first_update.check import (
     CheckedUpdate,
     FirstUpdateCheck,
@@ -23,7 +24,6 @@ from replicator.engine.sharded_step import CompileOptions
 from replicator.engine.step.transforms import lift, takes_key
 from replicator.errors import ArgumentError, PartitionError, ReplicatorError
 from replicator.strategies.variables import Variable, variables_of
-from replicator.distributed.child import received_order
 from replicator.tuning.problem import (
     Problem,
     at_small_sizes,

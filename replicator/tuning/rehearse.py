@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from replicator.distributed.child import ChildEnd, ask_child
 from replicator.errors import ArgumentError, check_count
 from replicator.strategies.machine import Machine
 from replicator.strategies.strategy import Strategy
-from replicator.distributed.child import ChildEnd, ask_child
 from replicator.tuning.named import NamedStrategy, strategies_on
 from replicator.tuning.problem import ProblemFile, ProblemFn
 from replicator.tuning.rehearsal import Rehearsal, nearest_mesh

@@ -1,5 +1,6 @@
 """Dataflows over islands of this process: values, order, errors, memory."""
 
+import contextlib
 import gc
 import threading
 
@@ -11,19 +12,27 @@ from jax.sharding import PartitionSpec as P
 
 import replicator
 from replicator import Replicator, controller, strategies
+from replicator.controller.islands.cpu_clients import cpu_client_devices
 from replicator.errors import ArgumentError, OpFailedError
 
 ONES = np.ones(2, np.float32)
 
 
-MAKERS = {
-    "local": controller.local,
-    "start": lambda **sizes: controller.start(**sizes, lost_after_s=300),
-}
+@contextlib.contextmanager
+def connected(islands, devices):
+    """Islands of this process that are served, so that all is sent to them as data."""
+    with contextlib.ExitStack() as stack:
+        made = [cpu_client_devices(number, devices) for number in range(islands)]
+        servers = [controller.IslandServer("unix:", devices=each) for each in made]
+        addresses = [stack.enter_context(server).address for server in servers]
+        yield stack.enter_context(controller.connect(addresses, lost_after_s=300))
+
+
+MAKERS = {"local": controller.local, "connect": connected}
 
 
 @pytest.fixture(
-    scope="module", params=["local", pytest.param("start", marks=pytest.mark.slow)]
+    scope="module", params=["local", pytest.param("connect", marks=pytest.mark.slow)]
 )
 def pw(request):
     with MAKERS[request.param](islands=3, devices=2) as opened:
@@ -324,7 +333,9 @@ def test_numbers_of_python_take_the_dtype_of_what_they_meet(pw):
 def test_a_spec_that_names_no_axis_is_kept(here):
     on = here.slice(2)
     cut = here.put(ONES, on, P("devices"))
-    assert here.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
+    assert (
+        here.fn(lambda x: x * 2, on, out_specs=P())(cut).result().sharding.spec == P()
+    )
 
 
 def test_a_future_iterates_formats_and_copies_as_an_array_does(pw, ops):

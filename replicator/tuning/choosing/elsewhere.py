@@ -19,11 +19,6 @@ from typing import IO, Any
 import jax
 from jax.sharding import Mesh
 
-from replicator.distributed.processes.guarded import GuardedProcess
-from replicator.engine.memory import MemoryNeed
-from replicator.strategies.choose import CandidateFailed, Checked, Timed
-from replicator.strategies.strategy import Strategy
-from replicator.strategies.text import to_json
 from replicator.distributed.child import (
     how_it_ended,
     import_path,
@@ -31,6 +26,11 @@ from replicator.distributed.child import (
     send,
     started_child,
 )
+from replicator.distributed.processes.guarded import GuardedProcess
+from replicator.engine.memory import MemoryNeed
+from replicator.strategies.choose import CandidateFailed, Checked, Timed
+from replicator.strategies.strategy import Strategy
+from replicator.strategies.text import to_json
 from replicator.tuning.choosing import process
 from replicator.tuning.choosing.candidates import Work
 from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject

@@ -10,8 +10,8 @@ import jax
 
 from replicator.base.host.fake_devices import fake_devices
 from replicator.base.mesh import replica_mesh
-from replicator.strategies.text import from_json
 from replicator.distributed.child import received_order
+from replicator.strategies.text import from_json
 from replicator.tuning.choosing.measuring import Measurer
 
 SETTINGS = (
