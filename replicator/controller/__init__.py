@@ -4,7 +4,8 @@ from replicator.controller.controller import Controller
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future
-from replicator.controller.makers import local, start
+from replicator.controller.islands.server import IslandServer
+from replicator.controller.makers import connect, local, start
 from replicator.controller.pipeline.pipeline import (
     Pipeline,
     PipelineState,
@@ -25,6 +26,7 @@ __all__ = [
     "Dataflow",
     "Function",
     "Future",
+    "IslandServer",
     "Pipeline",
     "PipelineState",
     "PipelineUpdate",
@@ -32,6 +34,7 @@ __all__ = [
     "Schedule",
     "Slice",
     "StageOp",
+    "connect",
     "gpipe",
     "interleaved",
     "local",

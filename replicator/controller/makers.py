@@ -1,11 +1,15 @@
 """Make a controller: over islands of this process, of this host, or elsewhere."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from replicator.controller.controller import Controller
+from replicator.controller.islands.joined import joined_islands
 from replicator.controller.islands.local import local_islands
 from replicator.controller.islands.started import started_islands
-from replicator.errors import check_count, check_positive
+from replicator.errors import ArgumentError, check_count, check_positive
+from replicator.rpc.security.secret import Secret
+from replicator.rpc.security.tls import Tls
 
 
 def local(
@@ -75,6 +79,47 @@ def start(
     return Controller(
         lambda report: started_islands(
             islands, devices, lost_after_s=lost_after_s, report=report
+        ),
+        order=order,
+    )
+
+
+def connect(
+    addresses: Sequence[str],
+    secret: Secret | None = None,
+    *,
+    tls: Tls | None = None,
+    lost_after_s: float = 10.0,
+    order: Literal["weight", "fifo"] = "weight",
+) -> Controller:
+    """Return a controller over islands that run already: each an `IslandServer`.
+
+    Programs go there as `jax.export` has them, so one that calls back into Python is
+    refused: `start` and `local` take those.
+
+    Args:
+      addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…".
+      secret: Secret of the islands; by default the file beside a Unix socket, or the
+        one that the environment points to.
+      tls: Files of a client; needed beyond this host.
+      lost_after_s: Seconds without a sign of life after which an island is lost.
+      order: As of `local`.
+
+    Raises:
+      ArgumentError: An island has another version of JAX, or another controller.
+      AuthenticationError: An island has another secret.
+      ConnectionLostError: There is no island.
+    """
+    if isinstance(addresses, str) or not addresses:
+        raise ArgumentError(
+            f"`addresses` must be a list of at least one, got {addresses!r}. Pass that "
+            "of each `IslandServer`."
+        )
+    check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
+    found = [each if ":/" in each else f"grpc://{each}" for each in addresses]
+    return Controller(
+        lambda report: joined_islands(
+            found, lost_after_s=lost_after_s, report=report, secret=secret, tls=tls
         ),
         order=order,
     )

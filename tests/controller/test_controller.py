@@ -1,5 +1,6 @@
 """Dataflows over islands of this process: values, order, errors, memory."""
 
+import contextlib
 import gc
 import threading
 
@@ -11,20 +12,28 @@ from jax.sharding import PartitionSpec as P
 
 import replicator
 from replicator import Replicator, controller, strategies
+from replicator.controller.islands.cpu_clients import cpu_client_devices
 from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import ArgumentError, OpFailedError
 
 ONES = np.ones(2, np.float32)
 
 
-MAKERS = {
-    "local": controller.local,
-    "start": lambda **sizes: controller.start(**sizes, lost_after_s=300),
-}
+@contextlib.contextmanager
+def connected(islands, devices):
+    """Islands of this process that are served, so that all is sent to them as data."""
+    with contextlib.ExitStack() as stack:
+        made = [cpu_client_devices(number, devices) for number in range(islands)]
+        servers = [controller.IslandServer("unix:", devices=each) for each in made]
+        addresses = [stack.enter_context(server).address for server in servers]
+        yield stack.enter_context(controller.connect(addresses, lost_after_s=300))
+
+
+MAKERS = {"local": controller.local, "connect": connected}
 
 
 @pytest.fixture(
-    scope="module", params=["local", pytest.param("start", marks=pytest.mark.slow)]
+    scope="module", params=["local", pytest.param("connect", marks=pytest.mark.slow)]
 )
 def pw(request):
     with MAKERS[request.param](islands=3, devices=2) as opened:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from replicator.base.types import Device
@@ -152,6 +153,9 @@ def _reduced(part: Any) -> Any:
     """Return how a part of a jaxpr is pickled: primitives by where they are found."""
     if isinstance(part, core.Primitive):
         return _attribute, _place_of(part)
+    # JAX's own subclass of a literal loses its type when it is pickled.
+    if isinstance(part, np.ndarray) and type(part) is not np.ndarray:
+        return np.asarray, (np.array(part),)
     # Where an equation comes from, in this process.
     if isinstance(part, weakref.ref) or type(part).__name__ == "Traceback":
         return types.NoneType, ()

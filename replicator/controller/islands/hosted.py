@@ -22,6 +22,7 @@ from replicator.controller.islands.protocol import (
     IslandMessage,
     Key,
     OrderList,
+    ShardReceiver,
 )
 from replicator.controller.islands.wire import (
     Data,
@@ -35,7 +36,7 @@ from replicator.controller.islands.wire import (
     shards_from,
     values_from,
 )
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, OpFailedError
 from replicator.rpc.client.client import Client
 
 
@@ -100,7 +101,7 @@ class HostedIsland:
         self._peers = {
             peer: PeerIsland(client, session) for peer, client in peers.items()
         }
-        everyone: dict[str, Any] = dict(self._peers)
+        everyone: dict[str, ShardReceiver] = dict(self._peers)
         self._island = LocalIsland(name, devices, report=self._report, peers=everyone)
         everyone[name] = self._island
         self._computations: dict[int, Computation] = {}
@@ -187,6 +188,13 @@ class HostedIsland:
         with self._news:
             self._is_closed = True
             self._news.notify_all()
+
+    def give_up(self) -> None:
+        """End an island whose controller is gone; returns at once."""
+        for name in self._peers:
+            error = OpFailedError(f"the controller of {self._island.name} was lost")
+            self._island.lose(name, error)
+        threading.Thread(target=self.close, daemon=True).start()
 
     def _report(
         self, run: int, values: Sequence[int], error: BaseException | None

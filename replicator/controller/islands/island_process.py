@@ -4,12 +4,13 @@
     parent <── the address, a line ────────────── standard output, once
 
 All else goes by `rpc`, at a Unix socket in a private folder that the parent made. When
-the parent is gone the input ends, and so does this process; its guard sees to that, too.
+the parent is gone the input ends, and so does this process, by its guard at the latest.
 """
 
 import dataclasses
 import json
 import os
+import sys
 
 from replicator.base.host.fake_devices import fake_devices
 from replicator.base.mesh import jax_devices
@@ -39,6 +40,7 @@ def main() -> None:
     # What an op prints must not come between: it goes where errors go.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore
     settings: IslandSettings = received_order()
     fake_devices(settings.devices)
     devices = [described(device, settings.share) for device in jax_devices()]

@@ -44,14 +44,23 @@ def joined_islands(
         )
         for name, address in names.items()
     }
+    joined: list[Client] = []
     try:
         abouts = {
             name: _described(client, names[name]) for name, client in clients.items()
         }
         for name, client in clients.items():
             peers = {peer: names[peer] for peer in names if peer != name}
-            client.join(session, name, peers, lost_after_s)
+            if not client.join(session, name, peers, lost_after_s):
+                raise ArgumentError(
+                    "an island must have one controller at a time, got a second one "
+                    f"at {names[name]}. Close the first, or start another "
+                    "`IslandServer`."
+                )
+            joined.append(client)
     except BaseException:
+        for client in joined:
+            client.leave(session)
         for client in clients.values():
             client.close()
         raise

@@ -29,7 +29,6 @@ from replicator.controller.islands.protocol import (
     Call,
     Computation,
     Drop,
-    Island,
     IslandDevice,
     IslandMessage,
     Key,
@@ -38,6 +37,7 @@ from replicator.controller.islands.protocol import (
     Receive,
     Report,
     Send,
+    ShardReceiver,
 )
 from replicator.controller.layouts import SliceLayout, layout_of
 from replicator.engine.run_ahead import MOST_ON_CPU
@@ -80,7 +80,7 @@ class LocalIsland:
         devices: Sequence[IslandDevice],
         *,
         report: Report,
-        peers: Mapping[str, Island],
+        peers: Mapping[str, ShardReceiver],
     ) -> None:
         self.name = name
         self.devices = devices

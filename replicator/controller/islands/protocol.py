@@ -154,6 +154,14 @@ Report = Callable[[int, Sequence[int], BaseException | None], None]
 """Called with run, values and error when they are computed, or cannot be."""
 
 
+class ShardReceiver(Protocol):
+    """An island, to another one that sends to it."""
+
+    def deliver(self, key: Key, shards: Any) -> None:
+        """Take shards that another island sends."""
+        ...
+
+
 class Island(Protocol):
     """A JAX runtime that executes messages; its makers are the other files here."""
 
@@ -166,10 +174,6 @@ class Island(Protocol):
 
     def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
-        ...
-
-    def deliver(self, key: Key, shards: Any) -> None:
-        """Take shards that another island sends."""
         ...
 
     def read(self, key: Key) -> jax.Array:

@@ -47,7 +47,13 @@ from replicator.controller.islands.wire import (
     values_data,
 )
 from replicator.controller.layouts import SliceLayout
-from replicator.errors import ArgumentError, CallTimeoutError, OpFailedError, RpcError
+from replicator.errors import (
+    ArgumentError,
+    CallTimeoutError,
+    OpFailedError,
+    RemoteError,
+    RpcError,
+)
 from replicator.rpc.client.client import Client
 
 _BEATS = 4
@@ -125,6 +131,8 @@ class RemoteIsland:
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation there; return the layouts of its outputs."""
+        if self._why_lost:
+            raise self._failed(computation.name, "")
         number = next(self._numbers)
         devices = [self.devices[at].device for at in computation.places]
         try:
@@ -202,10 +210,10 @@ class RemoteIsland:
         """Make a call, and wait for it; a lost island raises by name."""
         try:
             return self._client.call(method, args)
-        except RpcError as error:
-            if self._why_lost or not isinstance(error, ValueError):
-                raise self._failed(method, "") from error
+        except RemoteError:
             raise
+        except RpcError as error:
+            raise self._failed(method, "") from error
 
     def _send_all(self) -> None:
         """Send what is queued, until the end."""

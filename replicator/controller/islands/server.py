@@ -5,7 +5,6 @@ knows the island's secret (`rpc`). A recipe comes by another way, from the proce
 started this one, and is asked for by its number here.
 """
 
-import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,6 +14,8 @@ import jax
 
 from replicator.base.accepts import ArgumentRule, accepts, blob, seconds, text, whole
 from replicator.base.host.clock import Clock, SystemClock
+from replicator.base.mesh import jax_devices
+from replicator.base.types import Device
 from replicator.controller.islands.exports import function_of_export, function_of_recipe
 from replicator.controller.islands.hosted import HostedIsland
 from replicator.controller.islands.protocol import IslandDevice
@@ -24,10 +25,9 @@ from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
 
-_log = logging.getLogger(__name__)
 _LIST = ArgumentRule("a list", lambda value: isinstance(value, list | tuple))
 _TABLE = ArgumentRule("a dictionary", lambda value: isinstance(value, dict))
-_LIST_OR_NONE = ArgumentRule(
+_MAYBE = ArgumentRule(
     "a list, or None", lambda value: value is None or isinstance(value, list | tuple)
 )
 _MOST_PROGRAM_BYTES = 1 << 30
@@ -73,26 +73,21 @@ class IslandService:
     @accepts(session=text(), name=text(), peers=_TABLE, lost_after_s=seconds())
     def join(
         self, session: str, name: str, peers: dict[str, str], lost_after_s: float
-    ) -> None:
-        """Make the island of a controller.
+    ) -> bool:
+        """Make the island of a controller; return whether it was free.
 
         Args:
           session: Token of the controller's session.
           name: Name of the island there.
           peers: Addresses of the other islands, by name.
           lost_after_s: Silence after which each side gives the other up.
-
-        Raises:
-          ArgumentError: Another controller has this island.
         """
         with self._joining:
             former = self._hosted
-            is_held = former is not None and not former.is_closed
-            if is_held and former.silent_s < self._silence_s:
-                raise ArgumentError(
-                    "an island must have one controller at a time, got a second one. "
-                    "Close the first, or start another `IslandServer`."
-                )
+            if former is not None and not former.is_closed:
+                if former.silent_s < self._silence_s:
+                    return False
+                former.give_up()
             self._silence_s = lost_after_s
             clients = {
                 str(peer): Client(
@@ -103,6 +98,7 @@ class IslandService:
             self._hosted = HostedIsland(
                 name, self._devices, peers=clients, session=session, clock=self._clock
             )
+            return True
 
     @accepts(
         session=text(), number=whole(), about=_TABLE, program=blob(_MOST_PROGRAM_BYTES)
@@ -133,13 +129,7 @@ class IslandService:
         """Take the next message of the sequence."""
         self._of(session).take(number, items)
 
-    @accepts(
-        session=text(),
-        run=whole(),
-        value=whole(),
-        shards=_LIST_OR_NONE,
-        error=_LIST_OR_NONE,
-    )
+    @accepts(session=text(), run=whole(), value=whole(), shards=_MAYBE, error=_MAYBE)
     def deliver(
         self, session: str, run: int, value: int, shards: Data, error: Data
     ) -> None:
@@ -176,3 +166,59 @@ class IslandService:
                 "controller was given up, or closed: connect again."
             )
         return hosted
+
+
+class IslandServer:
+    """Offer devices of this process as an island; `controller.connect` finds it.
+
+    It takes data, and programs as `jax.export` has them, from who knows the secret: who
+    knows it has this process's devices. A context: at its end the island ends.
+
+    Args:
+      address: Where to listen, as `rpc.Server` has it: "grpc://host:7000", "unix:/…".
+      devices: Devices of JAX; all of this process by default.
+      secret: Secret of all islands of a controller; by default the file beside a Unix
+        socket, or the one that the environment points to.
+      tls: Files of a server; needed beyond this host.
+
+    Raises:
+      ArgumentError: The address is invalid.
+
+    >>> with controller.IslandServer("unix:") as server:
+    ...     with controller.connect([server.address]) as pw:
+    ...         print(pw.fn(lambda x: x * 2, pw.slice(1))(jnp.ones(2)))
+    [2. 2.]
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        devices: Sequence[Device] | None = None,
+        secret: Secret | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        found = jax_devices() if devices is None else list(devices)
+        about = [described(device, len(found)) for device in found]
+        service = IslandService(about, secret=secret, tls=tls)
+        self._server = Server(
+            service, name="island", address=address, secret=secret, tls=tls
+        )
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once it was started."""
+        return self._server.address
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it was stopped; return whether it was."""
+        return self._server.wait(timeout_s)
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self._server.stop()

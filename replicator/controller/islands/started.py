@@ -52,8 +52,8 @@ class StartedIsland:
         line = self._process.stdout.readline() if poll.poll(_START_S * 1e3) else b""
         if not line:
             raise LaunchError(
-                f"an island could not be started: it {self.end(_START_S)}. What it printed stands "
-                "above."
+                f"an island could not be started: it {self.end(_START_S)}. Read what "
+                "it printed, above."
             )
         return json.loads(line)
 

@@ -184,8 +184,8 @@ def shards_from(data: Data) -> list[Any]:
     """Return the shards of data, one for each device.
 
     >>> one = np.ones(2)
-    >>> [len(part) for part in shards_data([one, one])], len(shards_from([[one], [0, 0]]))
-    ([1, 2], 2)
+    >>> len(shards_from([[one], [0, 0]]))
+    2
     """
     arrays, places = data
     found = [array_from(each) for each in arrays]

@@ -1,0 +1,148 @@
+"""Islands that are connected to: what they refuse, and whom."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from replicator import controller, rpc
+from replicator.controller.islands.exports import function_of_export
+from replicator.controller.islands.protocol import Drop, Put, Receive, Send
+from replicator.controller.islands.server import IslandService
+from replicator.controller.islands.wire import (
+    layout_from,
+    order_data,
+    order_from,
+    shards_data,
+    shards_from,
+)
+from replicator.controller.layouts import SliceLayout
+from replicator.errors import ArgumentError, AuthenticationError, ConnectionLostError
+
+ONES = np.ones(2, np.float32)
+LAYOUT = SliceLayout(axes=(("x", 2), ("y", 1)), spec=P(("x", "y"), None))
+
+
+@pytest.fixture
+def island():
+    with controller.IslandServer("unix:", devices=jax.devices()[:1]) as server:
+        yield server
+
+
+def joined(service, session="s"):
+    service.join(session, "island0", {}, 300.0)
+    return service
+
+
+@pytest.fixture
+def service():
+    service = IslandService(
+        [controller.local(islands=1, devices=1)._islands["island0"].devices[0]]
+    )
+    yield joined(service)
+    service.leave("s")
+
+
+def test_a_second_controller_is_refused_until_the_first_has_left(island):
+    with controller.connect([island.address], lost_after_s=300) as pw:
+        assert np.asarray(pw.put(ONES, pw.slice(1))).tolist() == [1.0, 1.0]
+        with pytest.raises(ArgumentError, match="one controller at a time"):
+            controller.connect([island.address])
+    with controller.connect([island.address], lost_after_s=300) as pw:
+        assert np.asarray(pw.put(ONES, pw.slice(1))).tolist() == [1.0, 1.0]
+
+
+def test_a_callback_is_refused_with_what_to_do(island):
+    def op(x):
+        return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with (
+        controller.connect([island.address], lost_after_s=300) as pw,
+        pytest.raises(ArgumentError, match=r"Use `controller.start`, which takes"),
+    ):
+        pw.fn(op, pw.slice(1))(ONES)
+
+
+def test_a_stranger_is_refused(island):
+    with pytest.raises(AuthenticationError):
+        controller.connect([island.address], rpc.Secret.generate())
+
+
+def test_an_island_that_is_not_there_is_an_error_at_once():
+    with pytest.raises(ConnectionLostError):
+        controller.connect(["unix:/no/such/island"])
+
+
+def test_another_version_of_jax_is_refused():
+    about = ["0.0.1", "cpu", [["cpu", 1]]]
+    with (
+        rpc.Server().bind("describe", lambda: about) as server,
+        pytest.raises(ArgumentError, match="version of JAX"),
+    ):
+        controller.connect([server.address])
+
+
+def test_bytes_that_are_no_export_are_refused(service):
+    with pytest.raises(ArgumentError, match=r"bytes of `jax.export`"):
+        service.load("s", 0, {}, b"no export")
+    with pytest.raises(ArgumentError, match="Only the process that started"):
+        service.load("s", 0, {}, b"")
+
+
+def test_an_export_that_calls_back_is_refused():
+    call = jax.ffi.ffi_call("a_callback", jax.ShapeDtypeStruct((2,), np.float32))
+    allowed = jax.export.DisabledSafetyCheck.custom_call("a_callback")
+    exported = jax.export.export(
+        jax.jit(call), platforms=("cpu",), disabled_checks=[allowed]
+    )(ONES)
+    with pytest.raises(ArgumentError, match="'a_callback'"):
+        function_of_export(bytes(exported.serialize()))
+
+
+def test_a_message_that_is_not_the_next_is_refused_by_number(service):
+    service.take("s", 0, [])
+    with pytest.raises(ArgumentError, match="of island0, 1, got 2"):
+        service.take("s", 2, [])
+
+
+def test_what_no_controller_sends_is_refused(service):
+    with pytest.raises(ArgumentError, match="got 'format'"):
+        service.take("s", 0, [["format", 1]])
+    with pytest.raises(ArgumentError, match="an order must be one"):
+        service.take("s", 1, [["orders", 0, [["put", "x", 3]]]])
+
+
+def test_the_session_of_another_controller_is_refused(service):
+    with pytest.raises(ArgumentError, match="must be that of the island's controller"):
+        service.take("another", 0, [])
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Put(output=1, places=(0, 2), layout=LAYOUT),
+        Put(output=1, places=(0,), layout=None),
+        Send(input=1, output=2, places=(0, 1), target="island1", sources=(1, 1)),
+        Receive(source="a", output=2, places=(0,), layout=LAYOUT, shape=(4, 1)),
+        Drop(values=(3, 4)),
+    ],
+    ids=lambda order: type(order).__name__,
+)
+def test_orders_are_the_same_after_their_way(order):
+    assert order_from(order_data(order, lambda _: 0), {}) == order
+
+
+def test_a_layout_has_its_axes_after_its_way():
+    axes, entries = [["x", 2], ["y", 1]], [["x", "y"], None]
+    assert layout_from([axes, entries]) == LAYOUT
+    one = dataclasses.replace(LAYOUT, spec=P("x"))
+    assert layout_from([axes, ["x"]]) == one
+
+
+def test_shards_that_are_equal_are_sent_once():
+    one, two = np.zeros(2), np.ones(2)
+    data = shards_data([one, two, one])
+    assert len(data[0]) == 2
+    assert [shard.tolist() for shard in shards_from(data)] == [[0, 0], [1, 1], [0, 0]]
