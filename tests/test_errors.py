@@ -842,6 +842,31 @@ def called_when_closed():
     return op(np.ones(2))
 
 
+def pipeline(count=2, slices=2, microbatches=2, schedule="gpipe", **options):
+    """Make a pipeline, and its first update of 4 examples."""
+    pw = islands()
+    stages = options.pop("stages", [lambda params, x: x * params["w"]] * count)
+    loss = options.pop("loss", lambda y, _: y.mean())
+    params = options.pop("params", [{"w": np.ones(1, np.float32)}] * count)
+    x = options.pop("x", np.ones(4, np.float32))
+    on = [pw.slice(1) for _ in range(slices)]
+    pipe = pw.pipeline(stages, loss, on, microbatches, schedule, **options)
+    return pipe(pipe.init(params), x)
+
+
+def of_whole_numbers(params, x):
+    return jnp.int32(x)
+
+
+def in_another_order(change):
+    """Return a schedule whose lists of ops are changed."""
+
+    def schedule(stages, slices, microbatches):
+        return change([list(ops) for ops in controller.gpipe(stages, slices, 2)])
+
+    return schedule
+
+
 FSDP = strategies.fsdp(whole_below_bytes=0)
 OTHER_MODEL = strategies.variables_of({"params": {"kernel": np.zeros(8, np.float32)}})
 
@@ -3227,6 +3252,114 @@ ROWS = [
         "dataflow `lambda` must be called with the structure, shapes, dtypes and "
         "slices that it was traced for, got float32[3] where leaf 0 was float32[2]. "
         "Call the function itself, which is traced for each.",
+    ),
+    Row(
+        "Stages of a pipeline that cannot be shared out over its slices",
+        lambda: pipeline(count=3),
+        ArgumentError,
+        "`stages` must be as many as `slices`, or a multiple of them, got 3 on 2 "
+        "slices. Change either.",
+    ),
+    Row(
+        "Specs of some stages of a pipeline",
+        lambda: pipeline(specs=[None]),
+        ArgumentError,
+        "`specs` must have those of each of the 2 stages, got 1. Write None for a "
+        "stage whose parameters are whole.",
+    ),
+    Row(
+        "A schedule without a name that is known",
+        lambda: pipeline(schedule="1f1b"),
+        ArgumentError,
+        "`schedule` must be one of 'gpipe', 'one_f_one_b', 'interleaved', got '1f1b'. "
+        "Use one of these.",
+    ),
+    Row(
+        "Several stages a slice, in turn forward and backward",
+        lambda: pipeline(count=4, schedule="one_f_one_b"),
+        ArgumentError,
+        "`schedule` must have one stage on each slice, got 4 stages on 2 slices for "
+        "'one_f_one_b'. Use 'interleaved'.",
+    ),
+    Row(
+        "A schedule that forgets a microbatch",
+        lambda: pipeline(
+            schedule=in_another_order(lambda orders: [ops[:-1] for ops in orders])
+        ),
+        ArgumentError,
+        "`schedule` must have each op of 2 stages and 2 microbatches once, got "
+        "backward of stage 0, microbatch 1 0 times. Have it return every one, and no "
+        "other.",
+    ),
+    Row(
+        "A schedule that waits for ever",
+        lambda: pipeline(
+            schedule=in_another_order(lambda orders: [ops[::-1] for ops in orders])
+        ),
+        ArgumentError,
+        "`schedule` must run an op after what it needs, got backward of stage 0, "
+        "microbatch 1 ahead of forward of stage 0, microbatch 1, for which all slices "
+        "wait. Put it later in the list of its slice.",
+    ),
+    Row(
+        "A schedule that runs stages on other slices",
+        lambda: pipeline(schedule=in_another_order(lambda orders: orders[::-1])),
+        ArgumentError,
+        "`schedule` must run stage k on slice k modulo 2, got forward of stage 1, "
+        "microbatch 0 on slice 0. Move it to the list of slice 1.",
+    ),
+    Row(
+        "Parameters of some stages of a pipeline",
+        lambda: pipeline(params=[{}]),
+        ArgumentError,
+        "`params` must be a list with a tree for each of the 2 stages, got 1. Pass "
+        "`{}` for a stage without parameters.",
+    ),
+    Row(
+        "Parameters of a stage that are whole numbers",
+        lambda: pipeline(params=[{"w": np.ones(1, np.int32)}] * 2),
+        ArgumentError,
+        "`params` must be floating point arrays, got int32 for `0/w`. Bind others to "
+        "the stage by `functools.partial`.",
+    ),
+    Row(
+        "A shared parameter that two stages have",
+        lambda: pipeline(shared={"1/w": "0/w"}),
+        ArgumentError,
+        "`shared` must have paths of parameters that are None, each with that of the "
+        "array in its place, got '1/w' and '0/w' of ['0/w', '1/w']. Write both as "
+        "'stage/name'.",
+    ),
+    Row(
+        "An optimizer in which arrays of several stages meet",
+        lambda: pipeline(
+            optimizer=optax.flatten(optax.sgd(0.1)),
+            params=[{"w": np.ones(2, np.float32)}] * 2,
+        ),
+        ArgumentError,
+        "`optimizer` must combine no arrays of several stages, only numbers such as "
+        "norms, got `concatenate` of arrays of stages 0 and 1. Use one that "
+        "keeps parameters apart.",
+    ),
+    Row(
+        "A stage whose results have no gradient",
+        lambda: pipeline(stages=[of_whole_numbers] * 2),
+        ArgumentError,
+        "`stages[0]` must return floating point numbers, which have a gradient, got "
+        "int32[2]. Pass whole numbers in the batch, or as floats.",
+    ),
+    Row(
+        "A loss of each example",
+        lambda: pipeline(loss=lambda y, _: y),
+        ArgumentError,
+        "`loss` must return a scalar, or one `LocalSum`, got (2,). Add up, or take the "
+        "mean.",
+    ),
+    Row(
+        "A batch that does not divide over microbatches",
+        lambda: pipeline(x=np.ones(5, np.float32)),
+        ArgumentError,
+        "`x` must divide evenly over 2 microbatches, got 5 examples. Use 4.",
     ),
     Row(
         "An op under `jax.grad` outside of a dataflow",

@@ -16,7 +16,6 @@ from jax.extend import core
 
 from replicator.base.types import PyTree
 from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
-from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 
 BindAt = Callable[[int, Callable[..., PyTree]], Callable[..., PyTree]]
@@ -193,7 +192,7 @@ def _place_of(eqn: core.JaxprEqn, taken: Sequence[tuple[core.Var, _Place]]) -> _
         raise ArgumentError(
             "`optimizer` must combine no arrays of several stages, only numbers such "
             f"as norms, got `{eqn.primitive.name}` of arrays of stages {first} and "
-            f"{second} at {user_line(eqn)}. Use one that keeps parameters apart."
+            f"{second}. Use one that keeps parameters apart."
         )
     # A number that went through an exchange is every stage's, and what it meets, too.
     is_shared = any(p.stage is None and p.level for _, p in taken)

@@ -99,6 +99,11 @@ class Pipeline:
                 "`stages` must be as many as `slices`, or a multiple of them, got "
                 f"{len(stages)} on {len(slices)} slices. Change either."
             )
+        if specs is not None and len(specs) != len(stages):
+            raise ArgumentError(
+                f"`specs` must have those of each of the {len(stages)} stages, got "
+                f"{len(specs)}. Write None for a stage whose parameters are whole."
+            )
         if isinstance(schedule, str):
             check_word("schedule", schedule, tuple(SCHEDULES))
             schedule = SCHEDULES[schedule]

@@ -190,7 +190,7 @@ def _check_results(number: int, y: PyTree) -> None:
     for leaf in jax.tree.leaves(y):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise ArgumentError(
-                f"stage {number} must return floating point numbers, which have a "
+                f"`stages[{number}]` must return floating point numbers, which have a "
                 f"gradient, got {jnp.result_type(leaf)}{list(jnp.shape(leaf))}. Pass "
                 "whole numbers in the batch, or as floats."
             )
