@@ -4,6 +4,7 @@ A call looks at its arguments, traces and plans once for their shapes and places
 submits what was planned. Nothing in a call waits for data.
 """
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -344,11 +345,12 @@ class Controller:
 
     def _place(self, asked: Wish) -> tuple[Island, tuple[int, ...]]:
         islands = list(self._islands.values())
-        try:
+        with contextlib.suppress(ArgumentError):
             return place(asked, islands, list(self._slices.values()))
-        except ArgumentError:
-            gc.collect()  # slices that nothing refers to give their memory back
-            return place(asked, islands, list(self._slices.values()))
+        # Slices that nothing refers to give their memory back.
+        self._submissions.settle()
+        gc.collect()
+        return place(asked, islands, list(self._slices.values()))
 
     def _give_back(self, given: Slice) -> None:
         self._slices.pop(given.name, None)

@@ -149,14 +149,17 @@ class DataflowClient:
 
     def _placed(self, tree: PyTree, on: Slice, specs: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(specs, is_leaf=_is_spec)
-        known = self._record.number, structure, tuple(leaves)
+        is_host = not any(isinstance(leaf, Future) for leaf in jax.tree.leaves(tree))
+        known = self._record.number, structure, tuple(leaves), is_host
         if known not in on.puts:
             # Without `jnp.copy` a result may be the argument's array.
             def put(tree: PyTree) -> PyTree:
                 return jax.tree.map(jnp.copy, tree)
 
             in_specs = None if specs is None else (specs,)
-            on.puts[known] = self.fn(put, on, in_specs=in_specs, out_specs=specs)
+            # What comes from the host is its own: not twice in memory.
+            donate = (0,) if is_host and specs is not None else ()
+            on.puts[known] = self.fn(put, on, in_specs, specs, donate)
         return on.puts[known](tree)
 
 

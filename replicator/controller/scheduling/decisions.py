@@ -290,7 +290,9 @@ def _settled(state: ScheduleState, key: Key) -> list[ScheduleAction]:
 
 
 def _leave(state: ScheduleState, number: int) -> list[ScheduleAction]:
-    client = state.clients[number]
+    client = state.clients.get(number)
+    if client is None or client.has_left:  # it left, and then it was garbage
+        return []
     client.has_left = True
     actions: list[ScheduleAction] = []
     for run in list(client.queued.values()):

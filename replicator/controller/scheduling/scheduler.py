@@ -48,7 +48,7 @@ class Scheduler:
     def __init__(self, runs: Runs, times: OpTimes) -> None:
         self._runs = runs
         self._times = times
-        self._inbox: queue.SimpleQueue[ScheduleEvent] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ScheduleEvent | threading.Event] = queue.SimpleQueue()
         self._called: dict[int, CalledRun] = {}
         self._numbers: dict[str, int] = {}
         self._thread: threading.Thread | None = None
@@ -86,6 +86,14 @@ class Scheduler:
             self._inbox.put(OpEnded(number, op.island, device_s))
         self._runs.report(number, values, error)
 
+    def settle(self) -> None:
+        """Wait until all is done that ops which ended and futures left to do."""
+        settled = threading.Event()
+        self._inbox.put(settled)
+        while self._thread is not None and self._thread.is_alive():
+            if settled.wait(0.1):
+                return
+
     def close(self) -> None:
         """Send what waits, and end after it."""
         self._inbox.put(Closing())
@@ -94,7 +102,11 @@ class Scheduler:
 
     def _work(self, state: ScheduleState) -> None:
         while not (state.is_closing and state.is_done):
-            for action in decide(state, self._inbox.get()):
+            event = self._inbox.get()
+            if isinstance(event, threading.Event):
+                event.set()
+                continue
+            for action in decide(state, event):
                 self._do(action)
 
     def _do(self, action: ScheduleAction) -> None:

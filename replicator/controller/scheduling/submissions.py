@@ -62,6 +62,10 @@ class Submissions:
             self._scheduler.close()
         return was_open
 
+    def settle(self) -> None:
+        """Wait until nothing refers to runs that are done."""
+        self._scheduler.settle()
+
     def join(self, name: str, weight: float) -> ClientRecord:
         """Return a new client; it leaves when nothing refers to it, or its futures.
 

@@ -210,6 +210,7 @@ def test_a_client_that_leaves_frees_what_it_held_and_cancels_what_waits():
     assert cancelled(actions) == {waits[0]: "left", taking[0]: "left"}
     assert ForgetValue("one", made) in actions
     assert 1 not in machine.state.clients
+    assert machine.tell(ClientLeft(1)) == []
     assert cancelled(machine.call(0, takes=[made])[1]) == {taking[0] + 1: "left"}
 
 
