@@ -16,9 +16,8 @@ from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import OpGroup
-from replicator.controller.tracing.trace import Functions, op_of
+from replicator.controller.tracing.trace import Functions, line_of, op_of
 from replicator.engine.analysis.evaluator import bind, evaluate
-from replicator.engine.analysis.source_lines import user_line
 
 
 def computation_of(
@@ -61,7 +60,7 @@ def computation_of(
         layouts = [_chosen(var, eqns, group.slice, functions) for var in outputs]
     return Computation(
         name=" + ".join(group.names),
-        line=user_line((ops or eqns)[0]),
+        line=line_of((ops or eqns)[0], functions),
         places=group.slice.places,
         run=run,
         shapes=list(map(shape_of, inputs)),
