@@ -144,19 +144,29 @@ def train_process(config: Config) -> Learned:
     return in_turn.learn(rep, make_agent(config), games, **options_of(config))
 
 
-def train_program(config: Config) -> Learned:
-    """Act in some nodes, learn in another; all at once."""
-    directory = Path(config.directory)
-    Returns(directory, updates=run_folder.last_saved(directory), name=_EVALUATIONS)
+def train_program(config: Config, **options: Any) -> Learned:
+    """Act in some nodes, learn in another; all at once.
+
+    Args:
+      config: Of the experiment.
+      **options: More of `agent_program.learn`.
+    """
     return agent_program.learn(
         make_agent(config),
         functools.partial(actor_games, config),
         config.launch_type,
         actors=config.actors,
         name="impala_atari",
-        evaluator=functools.partial(Evaluator, config),
         **options_of(config),
+        **options,
     )
+
+
+def train_evaluated(config: Config) -> Learned:
+    """Train as a program, with a node that plays the newest policy."""
+    directory = Path(config.directory)
+    Returns(directory, updates=run_folder.last_saved(directory), name=_EVALUATIONS)
+    return train_program(config, evaluator=functools.partial(Evaluator, config))
 
 
 def actor_games(config: Config, index: int) -> acting.VectorEnvironment:
@@ -184,7 +194,7 @@ class Evaluator:
             seed += 1
 
 
-SCALES = {"process": train_process, "program": train_program}
+SCALES = {"process": train_process, "program": train_evaluated}
 
 
 def play(

@@ -812,10 +812,12 @@ def dataflow(flow, **options):
     return pw.program(lambda x: flow(op, x))(np.ones(2, np.float32))
 
 
+LARGE = np.zeros(101 << 20, np.int8)
+
+
 def closing_over_101_mib():
-    large = np.zeros(101 << 20, np.int8)
     pw = islands()
-    op = pw.fn(lambda x: x + jnp.asarray(large)[0], pw.slice(2))
+    op = pw.fn(lambda x: x + jnp.asarray(LARGE)[0], pw.slice(2))
 
     def flow(x):
         return op(x)
@@ -3243,7 +3245,77 @@ ROWS = [
         lambda: dataflow(lambda op, x: (op(x), x)),
         ArgumentError,
         "`pw.program` must be given a function that returns results of ops, got one "
-        "that returns an argument or a constant. Return it outside of the dataflow.",
+        "that returns an argument or an array from outside of it. Return it outside "
+        "of the dataflow.",
+    ),
+    Row(
+        "A dataflow that returns nothing",
+        lambda: dataflow(lambda op, x: (op(x), None)[1]),
+        ArgumentError,
+        "`pw.program` must be given a function that returns results of ops, got None "
+        "from one. Return what its ops return.",
+    ),
+    Row(
+        "A dataflow that closes over large arrays",
+        lambda: dataflow(lambda op, x: op(jnp.asarray(LARGE))),
+        ArgumentError,
+        "the dataflow must take large arrays as arguments, got 101 MiB that it closes "
+        "over, at train.py:12 in <lambda>. Place them once with `pw.put(arrays, "
+        "slice)`, and pass what that returns.",
+    ),
+    Row(
+        "A number in place of a function of a slice",
+        lambda: an_op(3),
+        ArgumentError,
+        "`f` must be a function, got int. Pass the function itself.",
+    ),
+    Row(
+        "An argument of an op that is no array",
+        lambda: an_op()("train"),
+        ArgumentError,
+        "arguments of ops must be arrays, numbers or futures, got 'train'. Bind others "
+        "by `functools.partial` before `pw.fn`.",
+    ),
+    Row(
+        "Specs that are none",
+        lambda: an_op(jnp.sin, "devices"),
+        ArgumentError,
+        "`in_specs` must be partition specs, got 'devices'. Use "
+        "`jax.sharding.PartitionSpec`.",
+    ),
+    Row(
+        "Specs of an axis that the slice has not",
+        lambda: an_op(jnp.sin, P("x")),
+        ArgumentError,
+        "`in_specs` must name axes of slice0 (2 on island0), which are ['devices'], "
+        "got P('x',). Make the slice with `axes={'x': ...}`, or change the spec.",
+    ),
+    Row(
+        "Specs of another tree",
+        lambda: an_op(jnp.add, (P(),))(np.ones(2), np.ones(2)),
+        ArgumentError,
+        "`in_specs` of op `add` must be a spec, or a prefix of the tree that it is "
+        "for, got (P(),). Pass a spec, or a tree of them, for each of PyTreeDef((*, "
+        "*)).",
+    ),
+    Row(
+        "A name in place of a position to donate",
+        lambda: an_op(jnp.sin, donate=("x",)),
+        ArgumentError,
+        "`donate` must be a whole number, got 'x'. Use 1.",
+    ),
+    Row(
+        "Axes of a slice without sizes",
+        lambda: islands().slice(2, axes=["x"]),
+        ArgumentError,
+        "`axes` must be a mapping of names to sizes, got ['x']. Pass `{'x': 2}`.",
+    ),
+    Row(
+        "An island by a number",
+        lambda: islands().slice(1, island=0),
+        ArgumentError,
+        "`pw.slice` must ask for an island by its name, got 1 devices, island 0. There "
+        "is island0 with 2 devices of kind cpu.",
     ),
     Row(
         "A dataflow that is called with other shapes than it was traced for",
@@ -3365,9 +3437,9 @@ ROWS = [
         "An op under `jax.grad` outside of a dataflow",
         lambda: jax.grad(an_op())(1.0),
         ArgumentError,
-        "op `lambda` must be called by a dataflow, got a call that JAX traces outside "
-        "of one. Decorate the function that calls `jax.grad`, `jax.vmap` or the like "
-        "by `pw.program`.",
+        "op `lambda` must be called by a dataflow of its own `pw`, got a call that "
+        "JAX traces outside of one. Decorate the function that calls `jax.grad`, "
+        "`jax.vmap` or the like by `pw.program`.",
     ),
     Row(
         "A call after `pw` was closed",

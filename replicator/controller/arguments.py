@@ -1,5 +1,6 @@
 """Leaves of the arguments of dataflows."""
 
+import reprlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -24,8 +25,8 @@ def copied(leaf: Any) -> Any:
     given = np.asarray(leaf).dtype
     if given != np.dtype(bool) and not jnp.issubdtype(given, np.number):
         raise ArgumentError(
-            f"arguments of ops must be arrays, numbers or futures, got {leaf!r}. Bind "
-            "others by `functools.partial` before `pw.fn`."
+            f"arguments of ops must be arrays, numbers or futures, got "
+            f"{reprlib.repr(leaf)}. Bind others by `functools.partial` before `pw.fn`."
         )
     dtype = jax.dtypes.canonicalize_dtype(given)
     try:

@@ -15,9 +15,8 @@ from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import OpGroup
-from replicator.controller.tracing.trace import Functions, op_of
+from replicator.controller.tracing.trace import Functions, line_of, op_of
 from replicator.engine.analysis.evaluator import bind, evaluate
-from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 
 
@@ -100,7 +99,11 @@ class Computations:
             return None
         if any(isinstance(x, core.Literal) or x not in number for x in eqn.invars):
             return None  # a number that is part of the computation
-        called = eqn.params["name"], id(eqn.params["jaxpr"]), user_line(eqn)
+        called = (
+            eqn.params["name"],
+            id(eqn.params["jaxpr"]),
+            line_of(eqn, self._functions),
+        )
         return (
             called,
             tuple(number[var] for var in eqn.invars),
@@ -138,7 +141,7 @@ class Computations:
             ]
         return Computation(
             name=" + ".join(group.names),
-            line=user_line((ops or eqns)[0]),
+            line=line_of((ops or eqns)[0], self._functions),
             places=group.slice.places,
             run=run,
             shapes=list(map(shape_of, inputs)),

@@ -168,7 +168,7 @@ class Controller:
         slice: Slice,  # noqa: A002
         in_specs: PyTree = None,
         out_specs: PyTree = None,
-        donate: Sequence[int] = (),
+        donate: int | Sequence[int] = (),
     ) -> Function:
         """Bind a function to a slice.
 
@@ -220,7 +220,7 @@ class Controller:
         """Make a function that calls many ops one dataflow; a decorator.
 
         Args:
-          fn: The function; `jax.grad` and `jax.vmap` may be used in it, and around it.
+          fn: The function; `jax.grad`, `jax.vmap` in it, or `pw.program(jax.grad(f))`.
           fuse: Whether neighbours on a slice become one computation.
 
         Returns:

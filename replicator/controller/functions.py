@@ -1,6 +1,7 @@
 """Functions bound to a slice: what `pw.fn` returns."""
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -9,14 +10,16 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicator.base.tracebacks import is_library
 from replicator.base.types import PyTree
 from replicator.controller.future import Future
-from replicator.controller.layouts import misfit
+from replicator.controller.layouts import misfit, unknown_axes
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall, StepTracer
 from replicator.controller.tracing.trace import OpFunction
+from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.compiled_step import CompiledStep
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count, check_function
 
 
 class Runner(Protocol):
@@ -52,19 +55,28 @@ class Function:
         *,
         in_specs: PyTree = None,
         out_specs: PyTree = None,
-        donate: Sequence[int] = (),
+        donate: int | Sequence[int] = (),
     ) -> None:
+        check_function("f", fn)
         self.slice = on
         self._runner = runner
         self._in_specs = in_specs
         self._ops: list[OpFunction] = []
         self.__name__ = self._label = name_of(fn)
         self._alone = runner.program(self)
+        shardings = {
+            key: self._shardings(name, specs)
+            for key, name, specs in (
+                ("in_shardings", "in_specs", in_specs),
+                ("out_shardings", "out_specs", out_specs),
+            )
+            if specs is not None
+        }
         if isinstance(fn, CompiledStep):
             self._label = "step"
             self._traced = StepTracer(fn, on, self._register)
             return
-        name = self._register()
+        name = self._register(line=definition_of(fn))
 
         @functools.wraps(fn)
         def run(*args: Any) -> PyTree:
@@ -78,15 +90,8 @@ class Function:
             return results
 
         run.__name__ = run.__qualname__ = name
-        given = {"in_shardings": in_specs, "out_shardings": out_specs}
         self._traced: Callable[..., PyTree] = jax.jit(
-            run,
-            donate_argnums=tuple(donate),
-            **{
-                key: self._shardings(specs)
-                for key, specs in given.items()
-                if specs is not None
-            },
+            run, donate_argnums=_positions(donate), **shardings
         )
 
     def __call__(self, *args: Any) -> PyTree:
@@ -112,24 +117,39 @@ class Function:
             return self._traced(*args)
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise ArgumentError(
-                f"op `{self._label}` must be called by a dataflow, got a call that JAX "
-                "traces outside of one. Decorate the function that calls `jax.grad`, "
-                "`jax.vmap` or the like by `pw.program`."
+                f"op `{self._label}` must be called by a dataflow of its own `pw`, got "
+                "a call that JAX traces outside of one. Decorate the function that "
+                "calls `jax.grad`, `jax.vmap` or the like by `pw.program`."
             )
         return self._alone(*args)
 
-    def _register(self, step: StepCall | None = None) -> str:
+    def _register(self, step: StepCall | None = None, line: str = UNKNOWN_LINE) -> str:
         """Return the name of its equations; the controller keeps no function alive."""
-        self._ops.append(OpFunction(label=self._label, slice=self.slice, step=step))
+        self._ops.append(
+            OpFunction(label=self._label, slice=self.slice, line=line, step=step)
+        )
         return self._runner.register(self._ops[-1])
 
     def __repr__(self) -> str:
         """Return its name and slice."""
         return f"<op {self._label} on {self.slice}>"
 
-    def _shardings(self, specs: PyTree) -> PyTree:
+    def _shardings(self, name: str, specs: PyTree) -> PyTree:
         def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
-            return None if spec is None else NamedSharding(self.slice.mesh, spec)
+            if spec is None:
+                return None
+            if not isinstance(spec, PartitionSpec):
+                raise ArgumentError(
+                    f"`{name}` must be partition specs, got {spec!r}. Use "
+                    "`jax.sharding.PartitionSpec`."
+                )
+            if unknown := unknown_axes(spec, self.slice.axes):
+                raise ArgumentError(
+                    f"`{name}` must name axes of {self.slice}, which are "
+                    f"{list(self.slice.axes)}, got {spec}. Make the slice with "
+                    f"`axes={{{unknown[0]!r}: ...}}`, or change the spec."
+                )
+            return NamedSharding(self.slice.mesh, spec)
 
         return jax.tree.map(sharding, specs, is_leaf=_is_spec)
 
@@ -148,11 +168,37 @@ class Function:
                         "shape."
                     )
 
-        jax.tree.map(check, specs, tree, is_leaf=_is_spec)
+        try:
+            jax.tree.map(check, specs, tree, is_leaf=_is_spec)
+        except ArgumentError:
+            raise
+        except ValueError as error:  # of JAX: no prefix of the tree
+            raise ArgumentError(
+                f"`{name}` of op `{self._label}` must be a spec, or a prefix of the "
+                f"tree that it is for, got {specs}. Pass a spec, or a tree of them, "
+                f"for each of {jax.tree.structure(tree)}."
+            ) from error
+
+
+def _positions(donate: int | Sequence[int]) -> tuple[int, ...]:
+    positions = (donate,) if isinstance(donate, int) else tuple(donate)
+    for each in positions:
+        check_count("donate", each, "Pass positions of arguments.", least=0)
+    return positions
 
 
 def _is_spec(node: Any) -> bool:
     return node is None or isinstance(node, PartitionSpec)
+
+
+def definition_of(fn: Callable[..., PyTree]) -> str:
+    """Return the line of the user's at which a function is defined."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return UNKNOWN_LINE
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
 
 
 def name_of(fn: Callable[..., PyTree]) -> str:

@@ -4,7 +4,7 @@ import concurrent.futures
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,18 @@ class Future(_Operators):
         """Number of elements."""
         return math.prod(self.shape)
 
+    def __copy__(self) -> Self:
+        """Return it: a second future would free its memory."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return it, as it never changes."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Wait, and pickle it as an array of JAX."""
+        return self.result().__reduce__()
+
     def done(self) -> bool:
         """Return whether it is computed, or never will be."""
         return self._pending.done.done()
@@ -121,7 +133,13 @@ class Future(_Operators):
           ArgumentError: An op took its memory, or its client or slice is gone.
         """
         self._check()
-        error = self._pending.done.exception(timeout_s)
+        try:
+            error = self._pending.done.exception(timeout_s)
+        except concurrent.futures.TimeoutError:
+            raise TimeoutError(
+                f"`timeout_s` must be enough for its ops, got {timeout_s}, in which "
+                f"a future on {self.slice} was not computed. Wait longer."
+            ) from None
         self._check()
         if error is not None:
             raise error.with_traceback(None)

@@ -192,6 +192,15 @@ def _matched(held: Sequence[Box], wanted: Sequence[Box]) -> tuple[int, ...] | No
     return tuple(holders[box][n % len(holders[box])] for n, box in enumerate(wanted))
 
 
+def unknown_axes(spec: PartitionSpec, axes: Mapping[str, int]) -> list[str]:
+    """Return the axes that a spec names and a mesh does not have.
+
+    >>> unknown_axes(PartitionSpec("x", ("y", "z")), {"y": 2})
+    ['x', 'z']
+    """
+    return [name for entry in spec for name in _names(entry) if name not in axes]
+
+
 def _names(entry: object) -> tuple[str, ...]:
     if isinstance(entry, str):
         return (entry,)

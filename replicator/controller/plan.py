@@ -177,8 +177,8 @@ class _Planner:
         if home is None:
             raise ArgumentError(
                 "`pw.program` must be given a function that returns results of ops, "
-                "got one that returns an argument or a constant. Return it outside of "
-                "the dataflow."
+                "got one that returns an argument or an array from outside of it. "
+                "Return it outside of the dataflow."
             )
         return self._held[atom][home.name][0]  # pyright: ignore[reportArgumentType]
 

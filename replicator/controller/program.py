@@ -10,6 +10,7 @@ from replicator.base.types import PyTree
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function, name_of
 from replicator.controller.layouts import SliceLayout
+from replicator.errors import check_function
 
 
 class Look(NamedTuple):
@@ -46,6 +47,7 @@ class Program:
     def __init__(
         self, tracer: "Tracer", fn: Callable[..., PyTree], *, fuse: bool
     ) -> None:
+        check_function("fn", fn)
         self._tracer = tracer
         self._fn = fn
         self._fuse = fuse

@@ -127,7 +127,13 @@ def wish(
     """
     check_count("n", n)
     check_count("memory_bytes", memory_bytes, "Leave it out.", least=0)
-    axes = {"devices": n} if axes is None else dict(axes)
+    axes = {"devices": n} if axes is None else axes
+    if not isinstance(axes, Mapping):
+        raise ArgumentError(
+            f"`axes` must be a mapping of names to sizes, got {axes!r}. Pass "
+            f"`{{'x': {n}}}`."
+        )
+    axes = dict(axes)
     for name, size in axes.items():
         check_count(f"axes[{name!r}]", size)
     if math.prod(axes.values()) != n:
@@ -199,8 +205,8 @@ def _wishes(
 def _text(asked: Wish) -> str:
     wishes = {
         "": f"{asked.count} devices",
-        "kind": asked.kind and f"kind {asked.kind!r}",
-        "island": asked.island and f"island {asked.island!r}",
+        "kind": asked.kind is not None and f"kind {asked.kind!r}",
+        "island": asked.island is not None and f"island {asked.island!r}",
         "memory": asked.memory_bytes and f"{readable(asked.memory_bytes)} of each",
     }
     return ", ".join(text for text in wishes.values() if text)

@@ -1,7 +1,9 @@
 """Dataflows over islands of this process: values, order, errors, memory."""
 
 import contextlib
+import copy
 import gc
+import pickle
 import threading
 
 import jax
@@ -423,3 +425,60 @@ def test_what_another_thread_donated_after_a_look_is_refused(pw, ops):
     take(given)
     with pytest.raises(ArgumentError, match="after it was donated"):
         flow.run(leaves)
+
+
+def test_a_copy_of_a_future_is_the_future_and_a_pickle_an_array(pw, ops):
+    future = ops[0](ONES)
+    for copied in (copy.copy(future), copy.deepcopy({"x": future})["x"]):
+        assert copied is future
+    del copied
+    gc.collect()
+    array = pickle.loads(pickle.dumps(future))
+    assert isinstance(array, jax.Array)
+    assert values(ops[1](future)) == [3.0, 3.0]
+    assert array.tolist() == [2.0, 2.0]
+
+
+def test_a_gradient_of_what_is_not_used_is_zero(pw, ops):
+    def loss(params, x):
+        return ops[0](params["used"] * x).sum()
+
+    params = {"used": ONES, "unused": np.float32(3)}
+    found = pw.program(jax.grad(loss))(params, ONES)
+    assert values(found) == {"used": [2.0, 2.0], "unused": 0.0}
+
+
+def test_an_error_outside_of_a_program_names_the_line_of_the_function(pw):
+    def fails(x):
+        raise ValueError("no more data")
+
+    def calls(x):
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((2,), jnp.float32), x)
+
+    with pytest.raises(OpFailedError, match=r"no more data") as error:
+        pw.fn(calls, pw.slice(1))(ONES).result(60)
+    line = calls.__code__.co_firstlineno
+    assert f"test_controller.py:{line} in calls" in str(error.value)
+
+
+def test_a_result_that_is_late_says_how_long_it_had(pw):
+    gate = threading.Event()
+
+    def wait(x):
+        gate.wait(60)
+        return np.asarray(x)
+
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    held = pw.fn(lambda x: jax.pure_callback(wait, shape, x), pw.slice(1))(ONES)
+    with pytest.raises(TimeoutError, match=r"`timeout_s` must be .*, got 0\.01"):
+        held.result(0.01)
+    gate.set()
+    assert values(held) == [1.0, 1.0]
+
+
+def test_a_position_alone_may_be_donated(pw):
+    take = pw.fn(lambda x: x + 1, pw.slice(1), donate=0)
+    first = take(ONES)
+    assert values(take(first)) == [3.0, 3.0]
+    with pytest.raises(ArgumentError, match="after it was donated"):
+        first.result()

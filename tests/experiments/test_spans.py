@@ -1,6 +1,7 @@
 """When slices computed."""
 
 import contextlib
+import itertools
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def test_an_op_begins_when_the_one_before_it_on_its_slice_has_ended():
             spans.watch("there", y, x)
     here, (taken,) = spans.found["here"], spans.found["there"]
     assert all(began <= ended for began, ended in [*here, taken])
-    for (_, ended), (began, _) in zip(here, here[1:], strict=False):
+    for (_, ended), (began, _) in itertools.pairwise(here):
         assert ended <= began
     assert taken[0] >= here[0][0]
 

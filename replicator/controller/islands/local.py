@@ -40,6 +40,7 @@ from replicator.controller.islands.protocol import (
     ShardReceiver,
 )
 from replicator.controller.layouts import SliceLayout, layout_of
+from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import ArgumentError, OpFailedError
 
@@ -258,9 +259,10 @@ class LocalIsland:
         self._waiting.submit(wait)
 
     def _failed(self, name: str, line: str, failure: Exception) -> OpFailedError:
+        text = str(failure).strip() or type(failure).__name__
         # What a callback raised stands last in the text of XLA's error.
-        text = (str(failure).strip() or type(failure).__name__).splitlines()[-1]
-        where = f" ({line})" if line else ""
+        text = text.splitlines()[-1 if "Traceback" in text else 0]
+        where = f" ({line})" if line not in ("", UNKNOWN_LINE) else ""
         error = OpFailedError(f"op `{name}` on {self.name} failed{where}: {text}")
         error.op, error.island, error.line = name, self.name, line
         error.__cause__ = failure

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend import core
 
 from replicator.base.types import PyTree
@@ -22,7 +23,7 @@ from replicator.engine.analysis.evaluator import (
     evaluate,
     held_program,
 )
-from replicator.engine.analysis.source_lines import user_line
+from replicator.engine.analysis.source_lines import UNKNOWN_LINE, user_line
 from replicator.errors import ArgumentError
 
 _MOST_CONSTANT_BYTES = 100 << 20
@@ -35,11 +36,13 @@ class OpFunction:
     Attributes:
       label: Its name, for people.
       slice: Where it runs.
+      line: Line at which it is defined.
       step: The step that `rep.compile` returns, if it is one: it runs as it is.
     """
 
     label: str
     slice: Slice
+    line: str = UNKNOWN_LINE
     step: StepCall | None = None
 
 
@@ -71,20 +74,40 @@ def trace(
       functions: The functions that are ops.
 
     Raises:
-      ArgumentError: An op is hidden in an operation of JAX, or closes over too much.
+      ArgumentError: An op is hidden in an operation of JAX, or it or the function
+        closes over too much, or the function returns nothing.
     """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*arguments)
-    if any(_holds_op(eqn, functions) for eqn in closed.eqns):
+    if not jax.tree.leaves(shapes) and not closed.effects:
+        raise ArgumentError(
+            f"`pw.program` must be given a function that returns results of ops, got "
+            f"{jax.tree.unflatten(jax.tree.structure(shapes), ())} from one. Return "
+            "what its ops return."
+        )
+    if _has_constants(closed) or any(_holds_op(eqn, functions) for eqn in closed.eqns):
         flat = [
             jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
             for aval in closed.in_avals
         ]
-        closed = jax.make_jaxpr(lambda *values: _inlined(closed, values, functions))(
-            *flat
-        )
+        closed = jax.make_jaxpr(
+            lambda *values: list(map(_made, _inlined(closed, values, functions)))
+        )(*flat)
     for eqn in closed.eqns:
         _check(eqn, functions)
+        _check_constants("the dataflow", closed.consts, line_of(eqn, functions))
     return Traced(closed=closed, out_tree=jax.tree.structure(shapes))
+
+
+def _has_constants(closed: core.ClosedJaxpr) -> bool:
+    """Return whether a result is a number that was computed of nothing: a zero."""
+    return any(isinstance(atom, core.Literal) for atom in closed.jaxpr.outvars)
+
+
+def _made(result: Any) -> Any:
+    """Return a result as one of an operation, which a slice can run."""
+    if isinstance(result, Tracer):
+        return result
+    return jax.lax.optimization_barrier(result)  # a copy would be left out
 
 
 def op_of(eqn: core.JaxprEqn, functions: Functions) -> OpFunction | None:
@@ -101,6 +124,15 @@ def ops_of(
         op = op_of(eqn, functions)
         if op is not None:
             yield eqn.params["name"], op
+
+
+def line_of(eqn: core.JaxprEqn, functions: Functions) -> str:
+    """Return the user's line of an equation.
+
+    JAX has none of an op that is called outside of a dataflow: it is the function's.
+    """
+    op = op_of(eqn, functions)
+    return user_line(eqn, caller=op.line if op is not None else UNKNOWN_LINE)
 
 
 def _holds_op(eqn: core.JaxprEqn, functions: Functions) -> bool:
@@ -128,7 +160,7 @@ def _inlined(
 
 
 def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
-    function, line = op_of(eqn, functions), user_line(eqn)
+    function, line = op_of(eqn, functions), line_of(eqn, functions)
     inner = [each for jaxpr in sub_jaxprs(eqn) for each in jaxpr.eqns]
     if function is None and not _holds_op(eqn, functions):
         return
@@ -144,11 +176,15 @@ def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
                 f"make `{where}` one op with all of it."
             )
     held = held_program(eqn)
-    size = sum(getattr(const, "nbytes", 0) for const in held.consts) if held else 0
+    if held is not None and function is not None:
+        _check_constants(f"op `{function.label}`", held.consts, line)
+
+
+def _check_constants(what: str, constants: Sequence[Any], line: str) -> None:
+    size = sum(getattr(const, "nbytes", 0) for const in constants)
     if size > _MOST_CONSTANT_BYTES:
-        assert function is not None
         raise ArgumentError(
-            f"op `{function.label}` must take large arrays as arguments, got "
+            f"{what} must take large arrays as arguments, got "
             f"{size >> 20} MiB that it closes over, at {line}. Place them once with "
             "`pw.put(arrays, slice)`, and pass what that returns."
         )
