@@ -448,7 +448,7 @@ def test_a_gradient_of_what_is_not_used_is_zero(pw, ops):
     assert values(found) == {"used": [2.0, 2.0], "unused": 0.0}
 
 
-def test_an_error_outside_of_a_program_names_the_line_of_the_function(pw):
+def test_an_error_outside_of_a_program_names_the_line_of_the_function(here):
     def fails(x):
         raise ValueError("no more data")
 
@@ -456,7 +456,7 @@ def test_an_error_outside_of_a_program_names_the_line_of_the_function(pw):
         return jax.pure_callback(fails, jax.ShapeDtypeStruct((2,), jnp.float32), x)
 
     with pytest.raises(OpFailedError, match=r"no more data") as error:
-        pw.fn(calls, pw.slice(1))(ONES).result(60)
+        here.fn(calls, here.slice(1))(ONES).result(60)
     line = calls.__code__.co_firstlineno
     assert f"test_controller.py:{line} in calls" in str(error.value)
 

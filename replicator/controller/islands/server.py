@@ -8,7 +8,7 @@ started this one, and is asked for by its number here.
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -18,12 +18,14 @@ from replicator.base.mesh import jax_devices
 from replicator.base.types import Device
 from replicator.controller.islands.exports import function_of_export, function_of_recipe
 from replicator.controller.islands.hosted import HostedIsland
+from replicator.controller.islands.local import described
 from replicator.controller.islands.protocol import IslandDevice
 from replicator.controller.islands.wire import Data
 from replicator.errors import ArgumentError
 from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
+from replicator.rpc.server.server import Server
 
 _LIST = ArgumentRule("a list", lambda value: isinstance(value, list | tuple))
 _TABLE = ArgumentRule("a dictionary", lambda value: isinstance(value, dict))

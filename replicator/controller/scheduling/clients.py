@@ -112,7 +112,7 @@ class DataflowClient:
         slice: Slice,  # noqa: A002
         in_specs: PyTree = None,
         out_specs: PyTree = None,
-        donate: Sequence[int] = (),
+        donate: int | Sequence[int] = (),
     ) -> Function:
         """Bind a function to a slice, as `pw.fn`; calls of it are the client's."""
         self._host.check_slice(slice)
