@@ -461,7 +461,7 @@ def test_an_error_outside_of_a_program_names_the_line_of_the_function(here):
     assert f"test_controller.py:{line} in calls" in str(error.value)
 
 
-def test_a_result_that_is_late_says_how_long_it_had(pw):
+def test_a_result_that_is_late_says_how_long_it_had(here):
     gate = threading.Event()
 
     def wait(x):
@@ -469,7 +469,7 @@ def test_a_result_that_is_late_says_how_long_it_had(pw):
         return np.asarray(x)
 
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-    held = pw.fn(lambda x: jax.pure_callback(wait, shape, x), pw.slice(1))(ONES)
+    held = here.fn(lambda x: jax.pure_callback(wait, shape, x), here.slice(1))(ONES)
     with pytest.raises(TimeoutError, match=r"`timeout_s` must be .*, got 0\.01"):
         held.result(0.01)
     gate.set()
