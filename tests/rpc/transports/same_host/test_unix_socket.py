@@ -317,7 +317,8 @@ def test_many_connections_leave_nothing_open():
             soon(connection.receive, timeout_s=LONG_S)
     gc.collect()
     if before:
-        assert len(os.listdir("/proc/self/fd")) == before
+        # What other tests have left may close meanwhile.
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_an_array_stays_as_it_came_while_others_come():
