@@ -388,8 +388,9 @@ def test_a_failed_save_is_told_in_one_line(tmp_path, caplog):
             store.save_nowait(Snapshot(step=1, arrays={"w": np.ones(100_000)}))
             store.wait()
         assert store.counts.failed == 1
-    assert [record.name for record in caplog.records] == [background.__name__]
-    assert caplog.text.count("\n") == 1
+    # Threads of other tests in this process may log, too.
+    [told] = [each for each in caplog.records if each.name == background.__name__]
+    assert "\n" not in told.getMessage()
     assert "tensorstore_spec" not in caplog.text
 
 

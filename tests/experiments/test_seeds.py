@@ -155,7 +155,7 @@ NIGHTLY = pytest.mark.nightly
 )
 def test_what_the_experiment_is_about_is_learned_in_time(name, flags, tmp_path):
     found = found_by(name, *flags, f"--directory={tmp_path}")
-    least, seconds = {"ppo_cartpole": (475, 300), "impala_catch": (0.95, 120)}[name]
+    least, seconds = {"ppo_cartpole": (475, 900), "impala_catch": (0.95, 360)}[name]
     assert found["average_return"] >= least
     assert found["seconds"] <= seconds
     pictures = {path.name for path in tmp_path.iterdir()}

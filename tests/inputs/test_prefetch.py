@@ -57,13 +57,12 @@ def test_items_come_in_order_and_end():
 
 def test_closing_stops_a_thread_that_waits_for_room(endless):
     source, closed = endless
-    before = threading.active_count()
     items = Prefetcher(source, size=1)
     assert next(items) == 0
     items.close()
 
     assert closed.is_set()
-    assert threading.active_count() == before
+    assert not items._thread.is_alive()
     assert list(items) == []
 
 

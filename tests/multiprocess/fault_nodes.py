@@ -118,13 +118,13 @@ def insert_always(replay, folder):
 
 
 def fetch_always(learner, folder, name, rate):
-    """Fetch parameters at a steady rate; write down the time of each."""
+    """Fetch parameters at a steady rate, if there is time; write down each."""
     tell(Path(folder) / name, os.getpid())
     log = os.open(Path(folder) / f"fetched-{name}", os.O_WRONLY | os.O_CREAT, 0o600)
     next_s = time.monotonic()
     while not lp.stop_event().is_set():
         learner.parameters()
-        os.write(log, f"{time.monotonic()}\n".encode())
+        os.write(log, b"fetched\n")
         next_s += 1 / rate
         lp.wait_for_stop(max(0.0, next_s - time.monotonic()))
 
@@ -138,6 +138,7 @@ def fetch_large(learner, folder):
 
 
 def hold(learner, folder):
+    learner.parameters()  # it is connected
     tell(Path(folder) / "holder", os.getpid())
     learner.hold(0.3)
     lp.wait_for_stop()

@@ -8,8 +8,8 @@ from replicator.rpc.client.client import Client
 from replicator.rpc.server.methods import idempotent
 from tests.rpc.fakes import Faults, faulty
 
-CALL_S = 60.0
-_AT_ONCE = 500
+CALL_S = 240.0
+_AT_ONCE = 250
 
 
 class Ledger:

@@ -44,7 +44,7 @@ def test_the_last_process_to_fail_is_quoted_too(tmp_path):
     assert group.text.endswith("[0] ValueError: bug, attempt 0")
 
 
-def test_a_restart_begins_within_a_second_of_a_death(tmp_path):
+def test_a_restart_begins_at_once_after_a_death(tmp_path):
     train = script(tmp_path, "print('ready', attempt)" + FOREVER)
     with Launched("--processes", 2, "--max-restarts", 4, train) as group:
         delays = []
@@ -56,8 +56,8 @@ def test_a_restart_begins_within_a_second_of_a_death(tmp_path):
             delays.append(told[attempt][0] - killed_s)
         group.tell(signal.SIGTERM)
         group.wait()
-    # It waits for no heartbeat: 30 ms on a quiet machine, where one of three is alone.
-    assert min(delays) <= 1, delays
+    # It waits for no heartbeat, which takes 10 s at least: 30 ms on a quiet machine.
+    assert min(delays) <= 5, delays
 
 
 def test_progress_allows_more_restarts(tmp_path):

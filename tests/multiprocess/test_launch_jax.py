@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 JOIN = """
 import replicator
 from replicator import distributed
-group = distributed.initialize(heartbeat_s=10)
+group = distributed.initialize(heartbeat_s=100)
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((jax.device_count(),), ("replica",))
@@ -54,12 +54,13 @@ def test_a_killed_rank_restarts_all_at_once(tmp_path, victim):
     ends = f"process {victim} was killed by SIGKILL|process {1 - victim} exited with"
     assert re.search(ends, group.text), group.text
     # About 30 ms on a quiet machine: it waits for no heartbeat.
-    assert group.wait_for("starting all processes again now")[0][0] - killed_s < 30
+    assert group.wait_for("starting all processes again now")[0][0] - killed_s < 60
     assert group.text.count("joined 1 3.0") == 2
 
 
 def test_a_stopped_rank_is_noticed_by_the_heartbeat_and_all_are_restarted(tmp_path):
-    with Launched("--processes", 2, script(tmp_path, ONCE)) as group:
+    train = script(tmp_path, ONCE.replace("heartbeat_s=100", "heartbeat_s=10"))
+    with Launched("--processes", 2, train) as group:
         group.wait_for("joined 0 3.0", count=2)
         kill(group.pid_of(1), signal.SIGSTOP)
         assert group.wait() == 0
@@ -72,7 +73,7 @@ def test_a_rank_that_raises_does_not_wait_for_those_that_wait_for_it(tmp_path):
     with Launched("--processes", 2, script(tmp_path, code)) as group:
         assert group.wait() == 0
     [(raised_s, _)] = group.wait_for("ValueError: bug")
-    assert group.wait_for("starting all")[0][0] - raised_s < 10
+    assert group.wait_for("starting all")[0][0] - raised_s < 60
 
 
 def test_sigterm_ends_a_loop_that_has_no_handler(tmp_path):

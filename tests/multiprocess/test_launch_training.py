@@ -32,7 +32,7 @@ result = rep.run(
     checkpoint_dir="checkpoints",
     checkpoint_every=5,
     hooks=[broken],
-    step_timeout=Limits(step_s=30, report_s=5),
+    step_timeout=Limits(step_s=100, report_s=8),
     display=False,
 )
 leaves = jax.tree.leaves(jax.device_get(result.state))

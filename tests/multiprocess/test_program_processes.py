@@ -104,7 +104,7 @@ def test_leaving_with_another_code_is_a_failure(tmp_path):
 
 
 def test_a_death_is_noticed_at_once(tmp_path):
-    """By a poll, each but the first would wait a whole period: it follows a look."""
+    """By a look once in some seconds, each but the first would wait for the next."""
     names = "abcdefgh"
     sleepers = {name: nodes.tell_and_sleep(tmp_path / name) for name in names}
     took_s = []
@@ -116,8 +116,8 @@ def test_a_death_is_noticed_at_once(tmp_path):
             os.kill(pid, signal.SIGKILL)
             assert run.end(name).outcome == "died"
             took_s.append(time.monotonic() - started_s)
-    # A few ms; on a busy machine, where some take 100, one of seven does not.
-    assert min(took_s[1:]) < 0.1, took_s
+    # A few ms; more on a busy machine, but hardly for each of seven.
+    assert min(took_s[1:]) < 1.0, took_s
 
 
 def test_a_worker_that_is_asked_stops_and_still_returns(tmp_path):
@@ -169,7 +169,7 @@ def test_a_second_sigterm_ends_a_worker_that_does_not_stop(tmp_path):
         run.start("a")
         pid = int(run.told(tmp_path / "pid"))
         os.kill(pid, signal.SIGTERM)
-        time.sleep(0.2)  # two signals at once may be one
+        run.wait_asked()  # two signals at once may be one
         os.kill(pid, signal.SIGTERM)
         assert "was killed by SIGTERM" in str(run.end("a").error)
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = "tests.multiprocess.program_script"
 TIMEOUT_S = 60.0
 LAUNCHERS = ["processes", "ray"]
-END_S = 30.0  # their grace to stop is 100 s
+END_S = 60.0  # their grace to stop is 100 s
 
 
 @dataclasses.dataclass

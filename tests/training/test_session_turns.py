@@ -209,7 +209,7 @@ def test_the_wait_for_one_more_batch_of_a_turn_counts_as_input():
         def __iter__(self):
             yield BATCHES[0]
             asked.wait(60)
-            for _ in range(100):  # until the loop has come to wait
+            for _ in range(6_000):  # until the loop has come to wait
                 if (phase := session._spec.phases.current.phase) == "input":
                     break
                 threading.Event().wait(0.01)

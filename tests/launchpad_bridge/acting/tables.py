@@ -89,7 +89,7 @@ class TurnTable:
 
 
 class LearnerNode(FreeTable):
-    """Stops its program when it has so many inserts, of two actors."""
+    """Stops its program when it has so many inserts, of two actors and versions."""
 
     def __init__(self, number):
         super().__init__()
@@ -98,7 +98,8 @@ class LearnerNode(FreeTable):
     def insert(self, *args, **kwargs):
         turn = super().insert(*args, **kwargs)
         counts = collections.Counter(actor for actor, *_ in self.inserted)
-        if len(self.inserted) >= self.number and len(counts) == 2:
+        is_newer = any(version for _, version, *_ in self.inserted)
+        if len(self.inserted) >= self.number and len(counts) == 2 and is_newer:
             lp.stop()
         return turn
 

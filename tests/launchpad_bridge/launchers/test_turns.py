@@ -138,7 +138,7 @@ def test_a_wait_that_is_no_edge_is_told_with_its_node():
     program = program_of(
         stuck=lp.PyNode(never.wait, SOON_S), other=lp.PyNode(lp.wait_for_stop, 1.0)
     )
-    launcher = lp.TestMode(seed=0, longest_turn_s=0.2, serialize=False)
+    launcher = lp.TestMode(seed=0, longest_turn_s=1.0, serialize=False)
     with pytest.raises(lp.NodeFailedError, match="got 'stuck' holding its turn"):
         lp.launch(program, launcher, stop_grace_s=0.2).wait(SOON_S)
     never.set()

@@ -1,5 +1,6 @@
 """Published variables: the newest ones, whole, encoded once, waited for in bounds."""
 
+import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -169,8 +170,12 @@ def test_what_does_not_come_in_time_is_none(asked):
 
 def test_a_call_is_told_before_its_deadline_what_it_waited_for():
     with courier("unix", published_of(6)) as (client, _):
-        with pytest.raises(VariablesTimeoutError, match=r"version 7 .* newest is 6"):
-            client.call("get", kwargs={"version": 7}, timeout_s=SHORT_S)
+        for timeout_s in (SHORT_S, 2.0, 20.0):  # a busy machine may answer too late
+            with pytest.raises(TimeoutError) as late:
+                client.call("get", kwargs={"version": 7}, timeout_s=timeout_s)
+            if isinstance(late.value, VariablesTimeoutError):
+                break
+        assert re.search(r"version 7 .* newest is 6", str(late.value))
         assert client.get(version=7, timeout_s=0.01) is None
 
 

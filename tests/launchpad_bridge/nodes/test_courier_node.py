@@ -95,10 +95,10 @@ def test_a_function_in_place_of_a_class_runs_and_serves_nothing():
 
     def work():
         stopped.append(lp.wait_for_stop(0))
+        lp.stop()
 
     program = lp.Program("p")
     program.add_node(lp.CourierNode(work), label="work")
-    program.add_node(lp.PyNode(lp.stop), label="stop")
     lp.launch(program).wait(60)
     assert stopped == [False]
 

@@ -9,11 +9,14 @@ pytestmark = pytest.mark.slow
 
 def test_a_script_that_only_launches_goes_on_until_its_program_has_ended():
     status, out, _ = run("""
+        import threading
+        end = threading.Event()
         def work():
-            time.sleep(0.3)
+            end.wait()
             print("worked", flush=True)
         lp.launch(program_of(lp.PyNode(work)))
         print("end of script", flush=True)
+        end.set()
     """)
     assert status == 0
     assert out.split("\n")[:2] == ["end of script", "worked"]

@@ -1,6 +1,7 @@
 """What holds for every table, whatever order it gives trajectories out in."""
 
 import concurrent.futures
+import re
 import time
 import tracemalloc
 
@@ -404,13 +405,14 @@ def test_an_insert_without_room_waits_until_there_is_some(full):
 
 
 def test_a_blocked_insert_gives_up_before_its_deadline_and_says_why(full):
-    arguments, why = insert_next(full), r"8 of 8 wait|2 of 6 turns"
-    with (
-        rpc.Server(full.table) as server,
-        rpc.Client(server.address) as client,
-        pytest.raises(TableTimeoutError, match=why),
-    ):
-        client.call("insert", [], arguments, timeout_s=1.2)
+    arguments = insert_next(full)
+    with rpc.Server(full.table) as server, rpc.Client(server.address) as client:
+        for timeout_s in (1.2, 4.0, 20.0):  # a busy machine may answer too late
+            with pytest.raises(TimeoutError) as late:
+                client.call("insert", [], arguments, timeout_s=timeout_s)
+            if isinstance(late.value, TableTimeoutError):
+                break
+    assert re.search(r"8 of 8 wait|2 of 6 turns", str(late.value))
 
 
 def test_a_blocked_insert_ends_when_its_caller_is_gone(full):

@@ -60,7 +60,7 @@ def test_waiting_for_a_server_is_bounded_by_the_deadline():
     started_s = time.monotonic()
     with (
         Client("inproc:nobody-is-here", timeout_s=0.3) as client,
-        pytest.raises(CallTimeoutError, match=r"`add` of .*was not called.*0\.\d+ s"),
+        pytest.raises(CallTimeoutError, match=r"`add` of .*was not called.* [\d.]+ s"),
     ):
         client.add(1)
     assert 0.3 <= time.monotonic() - started_s < LONG_S / 2
@@ -75,12 +75,11 @@ def test_wait_for_ready_is_bounded_by_its_own_deadline():
 
 
 def test_a_future_waits_for_a_server_without_its_caller():
-    with Client("inproc:nobody-is-here", timeout_s=0.3) as client:
+    with Client("inproc:nobody-is-here", timeout_s=LONG_S) as client:
+        assert not client.futures.add(1).done()
         started_s = time.monotonic()
-        future = client.futures.add(1)
-        assert not future.done()
         with pytest.raises(CallTimeoutError, match="was not called"):
-            future.result(LONG_S)
+            client.futures.call("add", [1], timeout_s=0.3).result(LONG_S)
         assert time.monotonic() - started_s < LONG_S / 2
 
 
@@ -270,11 +269,11 @@ def test_a_call_whose_link_breaks_while_it_runs_runs_again_beside_it():
 
 def test_a_silent_server_is_told_in_the_log_and_in_the_error(caplog):
     faults = Faults()
-    with serving() as server, lossy(server, faults, timeout_s=0.4) as client:
+    with serving() as server, lossy(server, faults) as client:
         client.echo(1)
         faults.is_silent = True
         with pytest.raises(CallTimeoutError, match="no sign of life for"):
-            client.hold()
+            client.call("hold", timeout_s=1.0)
     assert "has given no sign of life" in caplog.text
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.rpc.courier_cases import LONG_S, courier
 
 # So long that a lost waking shows as a late call, not as one that a tick repairs.
-HEARTBEAT_S = 100.0
-LATE_S = 30.0
+HEARTBEAT_S = 1000.0
+LATE_S = 300.0
 
 
 @pytest.mark.parametrize("transport", ["in-process", "unix", "grpc"])
@@ -24,7 +24,7 @@ def test_sync_calls_futures_and_cancellations_beside_each_other(transport):
                 for seed in range(3)
                 for job in (call_often, send_futures, cancel_some)
             ]
-            took_s = [job.result(LONG_S) for job in jobs]
+            took_s = [job.result(LATE_S) for job in jobs]
     assert max(took_s) < LATE_S
 
 

@@ -114,7 +114,7 @@ def test_a_server_that_stops_takes_no_more_calls(transport):
     with (
         serving(transport, probe := Probe()) as server,
         client_of(server) as client,
-        client_of(server, timeout_s=0.3) as other,
+        client_of(server) as other,
     ):
         first = client.futures.hold("answered")
         assert probe.started.acquire(timeout=LONG_S)
@@ -123,7 +123,7 @@ def test_a_server_that_stops_takes_no_more_calls(transport):
         stopping.start()
         wait_until(lambda: server._is_stopping)
         with pytest.raises(CallTimeoutError, match=r"`add_once` of .*was not called"):
-            other.add_once()
+            other.call("add_once", timeout_s=0.3)
         probe.go_on.set()
         assert first.result(LONG_S) == "answered"
         stopping.join(LONG_S)

@@ -12,6 +12,7 @@ import pytest
 from replicator.errors import ConnectionLostError
 from replicator.rpc.protocols import MessageKind
 from replicator.rpc.security.secret import DESCRIPTOR_VARIABLE
+from replicator.rpc.transports.between_hosts import grpc_stream
 from replicator.rpc.transports.between_hosts.grpc_stream import connect_grpc
 from tests.multiprocess.processes import stop
 from tests.rpc.transports.between_hosts.grpc_ends import admitting, arguments, listening
@@ -47,6 +48,14 @@ def worker(*words):
 
 
 @pytest.fixture
+def without_pings(monkeypatch):
+    """Let clients ping nobody: by pings they would notice a death in 3.5 s."""
+    known = grpc_stream.CLIENT_OPTIONS
+    left = tuple((name, value) for name, value in known if "keepalive" not in name)
+    monkeypatch.setattr(grpc_stream, "CLIENT_OPTIONS", left)
+
+
+@pytest.fixture
 def server():
     """Yield a server's process, and a connection to it."""
     with worker("listen") as process:
@@ -68,11 +77,11 @@ def seconds_until_lost(connection):
     return time.monotonic() - start
 
 
-def test_a_killed_server_is_noticed_at_once(server):
+def test_a_killed_server_is_noticed_without_a_ping(without_pings, server):
     process, connection = server
     assert ask(connection, 1) == 1
     process.kill()
-    assert seconds_until_lost(connection) < 3  # by keepalive it takes 3.5 s
+    seconds_until_lost(connection)
 
 
 def test_a_stopped_server_is_noticed(server):
@@ -116,7 +125,7 @@ def test_a_process_may_end_with_connections_open(server):
         "listener = GrpcListener(ANY_PORT, **arguments()); "
         "import threading; "
         "threading.Thread(target=lambda: listener.accept()(), daemon=True).start(); "
-        "c = connect_grpc(listener.address, **arguments(timeout_s=9)); "
+        "c = connect_grpc(listener.address, **arguments(timeout_s=60)); "
         "listener.close(); print('end')"
     )
     command = [sys.executable, "-c", code]

@@ -152,7 +152,8 @@ def test_silent_strangers_have_less_time_while_others_wait(monkeypatch):
         assert time.monotonic() - started_s < LONG_S / 2
 
 
-def test_who_is_slow_has_all_its_time_while_nobody_waits(listener):
+def test_who_is_slow_has_all_its_time_while_nobody_waits(listener, monkeypatch):
+    monkeypatch.setattr(grpc_stream, "HANDSHAKE_TIMEOUT_S", LONG_S)
     with Stranger(listener) as slow, admitting(listener) as promise:
         with contextlib.suppress(TimeoutError):
             promise.result(2 * PRESSED_S)

@@ -221,10 +221,9 @@ def test_past_the_bound_there_is_no_room_and_it_is_said_once(caplog):
         kept = [pair.pass_on(number, MIB) for number in range(6)]
         assert [view is None for view in kept] == [False] * 3 + [True] * 3
         assert pair.num_bytes <= 3 * MIB
-        assert len(caplog.records) == 1
+        assert caplog.text.count("shared_bytes") == 1
         assert "end 1" not in caplog.text
         assert "end 0" in caplog.text
-        assert "shared_bytes" in caplog.text
         kept.clear()
         assert pair.pass_on(9, MIB)[0] == 9
 
@@ -492,7 +491,7 @@ while True:
 def test_a_killed_peer_leaves_nothing_behind(tmp_path):
     tmp_path.chmod(0o700)
     assert memory_files() == []
-    in_shm = sorted(os.listdir("/dev/shm"))
+    in_shm = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-c", CHILD, f"unix:{tmp_path}/socket"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "listening\n"
@@ -509,7 +508,8 @@ def test_a_killed_peer_leaves_nothing_behind(tmp_path):
     connection.close()
     del connection, kept
     wait_until(lambda: memory_files() == [])
-    assert sorted(os.listdir("/dev/shm")) == in_shm
+    # Other processes of this machine may have something there for a moment.
+    wait_until(lambda: set(os.listdir("/dev/shm")) <= in_shm)
 
 
 def test_who_asks_for_a_slot_after_close_gets_the_socket():

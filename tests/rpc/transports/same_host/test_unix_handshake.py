@@ -31,6 +31,7 @@ from tests.rpc.transports.ends import (
     connected,
     listening,
     pass_on,
+    wait_until,
 )
 
 OTHER = Secret.generate()
@@ -127,7 +128,9 @@ def test_a_client_that_drips_is_given_up_in_time(listener, short_patience):
         assert sent < MESSAGE_BYTES
 
 
-def test_a_client_that_stops_halfway_is_given_up_in_time(listener, short_patience):
+def test_a_client_that_stops_halfway_is_given_up_in_time(listener, monkeypatch):
+    # Long enough to come halfway on a busy machine.
+    monkeypatch.setattr(unix_handshake, "HANDSHAKE_TIMEOUT_S", 1.0)
     with stranger(listener) as (sock, handshake):
         sock.sendall(ClientHandshake(SECRET, binding="unix").hello())
         sock.recv(MESSAGE_BYTES)
@@ -137,7 +140,8 @@ def test_a_client_that_stops_halfway_is_given_up_in_time(listener, short_patienc
         assert isinstance(handshake.exception(LONG_S), AuthenticationError)
 
 
-def test_others_are_served_while_a_stranger_is_silent(listener):
+def test_others_are_served_while_a_stranger_is_silent(listener, monkeypatch):
+    monkeypatch.setattr(unix_handshake, "HANDSHAKE_TIMEOUT_S", LONG_S)
     with stranger(listener) as (sock, handshake):
         with connected(listener) as ends:
             assert pass_on(*ends, "hello") == "hello"
@@ -311,7 +315,8 @@ def test_failed_handshakes_leave_nothing_open(listener):
         with ThreadPoolExecutor(1) as pool:
             served = pool.submit(lambda: listener.accept()())
             with pytest.raises(AuthenticationError):
-                connect(listener.address, secret=OTHER, limits=LIMITS, timeout_s=9)
+                connect(listener.address, secret=OTHER, limits=LIMITS, timeout_s=LONG_S)
             served.exception(LONG_S)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # What other tests have left may close meanwhile.
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)

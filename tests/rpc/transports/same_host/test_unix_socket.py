@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -246,7 +247,7 @@ def test_a_large_message_waits_for_a_slow_reader():
 
 def test_who_waits_for_another_sender_ends_in_time():
     with raw_peer() as (connection, _), ThreadPoolExecutor(1) as pool:
-        first = pool.submit(connection.send, 1, 1, bytes(50 << 20), timeout_s=1)
+        first = pool.submit(connection.send, 1, 1, bytes(50 << 20), timeout_s=LONG_S)
         wait_until(lambda: connection._send_lock.locked())
         with pytest.raises(CallTimeoutError, match="Others were sending"):
             connection.send(1, 2, None, timeout_s=SHORT_S)
@@ -270,8 +271,13 @@ def test_an_interrupt_in_the_middle_of_a_message_closes_the_connection():
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with raw_peer() as (connection, _):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with raw_peer() as (connection, peer), ThreadPoolExecutor(1) as pool:
+
+            def interrupt_what_has_begun():
+                select.select([peer], [], [], LONG_S)
+                os.kill(os.getpid(), signal.SIGALRM)
+
+            pool.submit(interrupt_what_has_begun)
             with pytest.raises(KeyboardInterrupt):
                 connection.send(1, 1, bytes(50 << 20), timeout_s=LONG_S)
             assert "half" in soon(connection.send, 1, 1, None, timeout_s=LONG_S)
@@ -311,7 +317,8 @@ def test_many_connections_leave_nothing_open():
             soon(connection.receive, timeout_s=LONG_S)
     gc.collect()
     if before:
-        assert len(os.listdir("/proc/self/fd")) == before
+        # What other tests have left may close meanwhile.
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_an_array_stays_as_it_came_while_others_come():
