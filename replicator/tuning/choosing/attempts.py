@@ -61,8 +61,8 @@ class Attempts:
         with contextlib.ExitStack() as ending:
             # The note that is missing costs little.
             with contextlib.suppress(OSError):
-                ending.callback(file.unlink, missing_ok=True)
                 note = ending.enter_context(file.open("x"))
+                ending.callback(file.unlink, missing_ok=True)
                 fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 note.write(name)
                 note.flush()
