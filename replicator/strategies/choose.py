@@ -290,7 +290,9 @@ def _next_compile(search: Search) -> Action | None:
         return None
     best_s = min((each.predicted_s for each in fitting), default=math.inf)
     following = min(waiting, key=lambda each: (each.bound_s, *_order(each)))
-    may_win = following.bound_s < best_s < math.inf
+    may_win = following.bound_s < best_s
+    if fitting and best_s == math.inf:  # without figures bytes rank
+        may_win = _order(following)[1] < min(_order(each)[1] for each in fitting)
     if may_win or len(fitting) < max(search.trials, 1):
         return Action(verb="compile", name=following.name)
     return None

@@ -91,17 +91,30 @@ def test_devices_of_a_host_are_joined_by_faster_links_than_the_network(
     assert machine.devices_per_host == devices
 
 
-def test_a_choice_has_the_levels_of_the_machine():
-    mesh = replica_mesh()
+def machine_of_a_choice(devices, **options):
+    mesh = replica_mesh(devices)
     decision = Decision(mesh, "auto", "fast", machine=CLUSTER)
     subject = Subject(
         step_fn=lambda s, b: (s, {}), init_fn=None, batch={}, decision=decision
     )
-    found = Choosing(subject, mesh, ChoosingOptions()).machine
-    assert [(link.level, link.devices) for link in found.links] == [
-        ("host", 4),
-        ("network", 8),
-    ]
+    return Choosing(subject, mesh, ChoosingOptions(**options)).machine
+
+
+@pytest.mark.parametrize(
+    ("devices", "levels"),
+    [
+        (8, [("host", 4), ("network", 8)]),
+        (6, [("host", 2), ("network", 6)]),
+        (4, [("host", 4)]),
+        (1, []),
+    ],
+)
+def test_a_choice_has_the_levels_of_the_machine_that_join_its_devices(devices, levels):
+    found = machine_of_a_choice(devices)
+    assert found.num_devices == devices
+    assert [(link.level, link.devices) for link in found.links] == levels
+
+
+def test_a_machine_of_the_choice_counts_before_that_of_the_replicator():
     mine = Machine.from_devices()
-    given = Choosing(subject, mesh, ChoosingOptions(machine=mine)).machine
-    assert given == mine
+    assert machine_of_a_choice(8, machine=mine) == mine

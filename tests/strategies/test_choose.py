@@ -1,5 +1,6 @@
 """The choice of a strategy as a state machine: no device, no clock."""
 
+import dataclasses
 import functools
 import math
 
@@ -201,3 +202,19 @@ def test_nothing_that_fits_is_no_winner():
     search, winner, _ = searched(candidate("fsdp", least_bytes=9), memory_bytes=1)
     assert winner is None
     assert status(search, "fsdp") == "does not fit"
+
+
+def test_without_figures_what_sends_fewer_bytes_is_compiled_and_timed():
+    def sends(name, count):
+        found = Candidate(name=name, strategy=Strategy(name=name))
+        return dataclasses.replace(found, link_bytes={"host": count})
+
+    def answer(found, seconds):
+        return compiled(found, seconds, link_bytes=found.link_bytes)
+
+    many = (("data_parallel", 8), ("fsdp", 12), ("zero1", 12), ("int8", 2))
+    every = [sends(*each) for each in many]
+    answers = {("compile", each.name): answer for each in every}
+    _, winner, done = searched(*every, answers=answers, trials=2, seconds={"int8": 0.5})
+    assert winner == "int8"
+    assert ("compile", "zero1") not in done

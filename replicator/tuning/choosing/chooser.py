@@ -70,7 +70,8 @@ class Chooser:
             wrapped obey rules for sums, so these are candidates, too.
           devices: Devices to choose for; all by default, or those of `replicator`.
           machine: Their links and figures; by default as JAX sees them.
-          candidates: Strategies to choose from; by default all that make sense.
+          candidates: Strategies to choose from; by default all that make sense. More
+            than fit into `limit_s` are refused once the first is compiled.
           tensor_rules: Rules of the model for `tensor_parallel`, which is tried then.
           lossy: Whether gradients may travel in narrow forms; with `replicator`.
           trials: Most strategies to time; 0 decides by the model alone.

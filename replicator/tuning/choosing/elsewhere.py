@@ -28,7 +28,7 @@ from replicator.distributed.child import (
 )
 from replicator.distributed.processes.guarded import GuardedProcess
 from replicator.engine.memory import MemoryNeed
-from replicator.strategies.choose import CandidateFailed, Checked, Timed
+from replicator.strategies.choose import CandidateFailed, Checked, NoTimeLeft, Timed
 from replicator.strategies.strategy import Strategy
 from replicator.strategies.text import to_json
 from replicator.tuning.choosing import process
@@ -44,12 +44,15 @@ class ElsewhereMeasurer:
       subject: The step.
       devices: Fake devices, as replicas.
       limit_s: Seconds that an answer may take.
+      until_s: End of the time for all answers, by `time.monotonic`.
 
     Raises:
-      Exception: The subject cannot be pickled.
+      Exception: The subject cannot be pickled, or the process cannot unpickle it.
     """
 
-    def __init__(self, subject: Subject, devices: Mesh, *, limit_s: float) -> None:
+    def __init__(
+        self, subject: Subject, devices: Mesh, *, limit_s: float, until_s: float
+    ) -> None:
         self._here = Measurer(subject, devices)
         self._subject = pickled(subject)
         self._count, self._limit_s = devices.size, limit_s
@@ -57,6 +60,11 @@ class ElsewhereMeasurer:
         self._ending = contextlib.ExitStack()
         self._strategies: dict[str, Strategy] = {}
         self._known: set[str] = set()  # compiled in the process that runs
+        self._until_s = until_s
+        begun = self._ask("begin", "")
+        if isinstance(begun, CandidateFailed):
+            self.close()
+            raise ValueError(begun.why)
 
     def work(self) -> Work:
         """As `Measurer.work`: tracing needs no other process."""
@@ -64,19 +72,21 @@ class ElsewhereMeasurer:
 
     def compile(
         self, name: str, strategy: Strategy, *, accumulate: int | None = None
-    ) -> CompiledStrategy | CandidateFailed:
-        """As `Measurer.compile`."""
+    ) -> CompiledStrategy | CandidateFailed | NoTimeLeft:
+        """As `Measurer.compile`; no method takes longer than there is time."""
         self._strategies[name] = strategy
         asked = {"strategy": to_json(strategy), "accumulate": accumulate}
         return self._ask("compile", name, **asked)
 
-    def check(self, name: str, reference: str) -> Checked | CandidateFailed:
+    def check(
+        self, name: str, reference: str
+    ) -> Checked | CandidateFailed | NoTimeLeft:
         """As `Measurer.check`."""
         return self._again(reference, name) or self._ask(
             "check", name, reference=reference
         )
 
-    def time(self, name: str) -> Timed | CandidateFailed:
+    def time(self, name: str) -> Timed | CandidateFailed | NoTimeLeft:
         """As `Measurer.time`."""
         return self._again(name) or self._ask("time", name)
 
@@ -86,18 +96,20 @@ class ElsewhereMeasurer:
         self._known.clear()
         self._ending.close()
 
-    def _again(self, *names: str) -> CandidateFailed | None:
+    def _again(self, *names: str) -> CandidateFailed | NoTimeLeft | None:
         """Compile again what a process that died had compiled."""
         for name in names:
             if name not in self._known:
                 found = self.compile(name, self._strategies[name])
+                if isinstance(found, NoTimeLeft):
+                    return found
                 if isinstance(found, CandidateFailed):
                     return CandidateFailed(name=names[-1], why=found.why)
         return None
 
     def _ask(self, verb: str, name: str, **asked: Any) -> Any:
         question = {"verb": verb, "name": name, **asked}
-        until_s = time.monotonic() + self._limit_s
+        until_s = min(time.monotonic() + self._limit_s, self._until_s)
         child, messages = self._child or self._started(until_s)
         send(child, json.dumps(question).encode() + b"\n", until_s)
         line = _line(child, until_s)
@@ -106,11 +118,16 @@ class ElsewhereMeasurer:
             if time.monotonic() < until_s:
                 why = how_it_ended(child, messages)
             self.close()
+            if until_s == self._until_s <= time.monotonic():
+                return NoTimeLeft()
             return CandidateFailed(name=name, why=why)
         answer = json.loads(line)
-        if verb == "compile" and answer["kind"] != "CandidateFailed":
+        kind = answer.pop("kind")
+        if kind == "CandidateFailed":
+            return CandidateFailed(name=name, why=answer["why"])
+        if verb == "compile":
             self._known.add(name)
-        return _ANSWERS[answer.pop("kind")](answer)
+        return _ANSWERS[kind](answer)
 
     def _started(self, until_s: float) -> tuple[GuardedProcess, IO[bytes]]:
         self._child = self._ending.enter_context(
@@ -150,8 +167,8 @@ def _compiled(answer: dict[str, Any]) -> CompiledStrategy:
 
 
 _ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "Begun": lambda answer: None,
     "CompiledStrategy": _compiled,
     "Checked": lambda answer: Checked(**answer),
     "Timed": lambda answer: Timed(**answer),
-    "CandidateFailed": lambda answer: CandidateFailed(**answer),
 }

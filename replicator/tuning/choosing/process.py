@@ -12,7 +12,7 @@ from replicator.base.host.fake_devices import fake_devices
 from replicator.base.mesh import replica_mesh
 from replicator.distributed.child import received_order
 from replicator.strategies.text import from_json
-from replicator.tuning.choosing.measuring import Measurer
+from replicator.tuning.choosing.measuring import Measurer, reason
 
 SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
@@ -31,7 +31,12 @@ def main() -> None:
     for name, value in about["settings"].items():
         jax.config.update(name, value)
     fake_devices(about["devices"])
-    subject = received_order()
+    try:
+        subject = received_order()
+    except Exception as failure:  # of the user's modules, of any kind
+        why = f"it cannot be unpickled: {reason(failure)}"
+        print(json.dumps({"kind": "CandidateFailed", "why": why}), file=answers)
+        return
     measurer = Measurer(subject, replica_mesh(about["devices"], devices=None))
     for line in sys.stdin.buffer:
         answer = _answer(measurer, **json.loads(line))
@@ -39,6 +44,8 @@ def main() -> None:
 
 
 def _answer(measurer: Measurer, *, verb: str, **asked: Any) -> dict[str, Any]:
+    if verb == "begin":
+        return {"kind": "Begun"}
     if verb == "compile":
         strategy = from_json(asked.pop("strategy"))
         found = measurer.compile(strategy=strategy, **asked)

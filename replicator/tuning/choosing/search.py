@@ -153,12 +153,15 @@ class Choosing:
         if is_cpu and not self._together:
             try:
                 return ElsewhereMeasurer(
-                    self._subject, self._devices, limit_s=self._options.limit_s * _SHARE
+                    self._subject,
+                    self._devices,
+                    limit_s=self._options.limit_s * _SHARE,
+                    until_s=self._until_s,
                 )
             except Exception as failure:  # of the user's objects, of any kind
                 _log.warning(
                     "Strategies are tried in this process, as the step cannot be "
-                    "pickled: %s",
+                    "sent to another: %s",
                     failure,
                 )
         return here
@@ -184,7 +187,7 @@ class Choosing:
             _log.warning(
                 "Strategies are left out that ended the process that tried them (%s). "
                 "Delete %s to try them again.",
-                *(", ".join(sorted(ended)), attempts.file),
+                *(", ".join(sorted(ended)), attempts.files),
             )
         search, action = decide(search)
         while action.verb != "end":
@@ -239,7 +242,7 @@ class Choosing:
             assert search.reference is not None, "a check has a reference"
             return measurer.check(name, search.reference.name)
         found = measurer.compile(name, search.of(name).strategy)
-        if isinstance(found, CandidateFailed):
+        if not isinstance(found, CompiledStrategy):
             return found
         self._compile_s = found.seconds
         return Compiled(
@@ -297,7 +300,7 @@ class Choosing:
     ) -> Callable[[Candidate, float], str]:
         def need_of(nearest: Candidate, k: int) -> int | None:
             tried = measurer.compile(nearest.name, nearest.strategy, accumulate=k)
-            need = None if isinstance(tried, CandidateFailed) else tried.need
+            need = tried.need if isinstance(tried, CompiledStrategy) else None
             return None if need is None else need.total_bytes
 
         each = examples // self._devices.size
@@ -327,7 +330,8 @@ def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
     assert devices is not None, "the devices are here"
     machine = options.machine or Machine.from_devices(list(devices.devices.flat))
     named = None if options.machine is not None else decision.machine
-    if named is not None and named.num_devices == devices.size:
+    if named is not None and not any(link.torus for link in named.links):
+        named = named.first(devices.size)
         machine = named if named.hardware else named.with_figures_of(machine)
     if machine.num_devices != devices.size:
         raise ArgumentError(

@@ -1,6 +1,8 @@
 """A strategy that ended its process is known to the next one."""
 
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 
@@ -14,10 +16,10 @@ from replicator.tuning.choosing.candidates import Work
 WORK = Work(variables=(), examples=8, batch_bytes=8, flops={}, product_bytes=0)
 MACHINE = Machine.from_topology("h100:8")
 DIES = """
-import os
+import os, signal
 from tests.tuning.choosing.test_attempts import attempts
 with attempts().noted("fsdp"):
-    os.abort()
+    os.kill(os.getpid(), signal.{})
 """
 
 
@@ -31,10 +33,23 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_ended_a_process_is_left_out_by_the_next():
-    died = subprocess.run([sys.executable, "-c", DIES], env=os.environ, check=False)
-    assert died.returncode < 0
-    assert attempts().ended == {"fsdp"}
+@pytest.mark.parametrize(("name", "left"), [("SIGABRT", {"fsdp"}), ("SIGTERM", set())])
+def test_what_ended_a_process_is_left_out_by_the_next_unless_it_was_asked_to_stop(
+    name, left
+):
+    command = [sys.executable, "-c", DIES.format(name)]
+    died = subprocess.run(command, env=os.environ, check=False)
+    assert died.returncode == -signal.Signals[name]
+    assert attempts().ended == left
+
+
+def test_what_another_run_tries_has_not_ended_it():
+    with attempts().noted("fsdp"):
+        assert attempts().ended == set()
+        with attempts().noted("zero1"):
+            pass
+        assert len(list(attempts().files.parent.iterdir())) == 1
+    assert attempts().ended == set()
 
 
 def test_what_raises_has_not_ended_the_process():
@@ -44,7 +59,8 @@ def test_what_raises_has_not_ended_the_process():
 
 
 def test_another_step_does_not_share_it():
-    attempts()._write({"fsdp"})
+    left = str(attempts().files).replace("*", "1-ab")
+    pathlib.Path(left).write_text("fsdp")
     other = Work(variables=(), examples=9, batch_bytes=8, flops={}, product_bytes=0)
     assert Attempts(other, MACHINE).ended == set()
     assert attempts().ended == {"fsdp"}

@@ -1,17 +1,24 @@
 """Whole choices: `replicator.choose`, and runs with `strategy="auto"`."""
 
+import contextlib
 import ctypes
 import json
+import os
 import pickle
+import time
 
 import jax
 import pytest
 
 import replicator
 from replicator import Replicator
+from replicator.base.mesh import replica_mesh
 from replicator.errors import ArgumentError, DeviceMemoryError
 from replicator.strategies import Machine, data_parallel, hybrid
+from replicator.strategies.choose import NoTimeLeft
 from replicator.tuning.choosing.decision import Decision
+from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
+from replicator.tuning.choosing.measuring import Subject
 from tests.tuning.choosing.subjects import BATCH, STRATEGIES, deadly, plain
 
 MODEL = Machine.from_topology("h100:8")
@@ -105,7 +112,46 @@ def test_a_step_that_cannot_be_sent_is_tried_here(caplog):
 
     choice = replicator.choose(held, init_fn, batch, candidates=[data_parallel()])
     assert choice.is_measured
-    assert "cannot be pickled" in caplog.text
+    assert "cannot be sent to another" in caplog.text
+
+
+class OnlyHere:
+    """A value that is pickled, and refuses to be unpickled elsewhere."""
+
+    def __init__(self, pid=None):
+        if pid not in (None, os.getpid()):
+            raise OSError("no such dataset")
+
+    def __reduce__(self):
+        return OnlyHere, (os.getpid(),)
+
+
+@pytest.mark.slow
+def test_a_step_that_another_process_cannot_unpickle_is_tried_here(caplog):
+    step_fn, init_fn, batch = plain()
+    here = OnlyHere()
+
+    def held(state, batch):
+        assert here is not None
+        return step_fn(state, batch)
+
+    choice = replicator.choose(held, init_fn, batch, candidates=[data_parallel()])
+    assert choice.is_measured
+    assert "it cannot be unpickled: OSError: no such dataset" in caplog.text
+
+
+@pytest.mark.slow
+def test_no_answer_takes_longer_than_there_is_time():
+    step_fn, init_fn, batch = plain()
+    decision = Decision(replica_mesh(), None, "fast")
+    subject = Subject(step_fn=step_fn, init_fn=init_fn, batch=batch, decision=decision)
+    measurer = ElsewhereMeasurer(
+        subject, replica_mesh(), limit_s=600, until_s=time.monotonic() + 120
+    )
+    with contextlib.closing(measurer):
+        measurer._until_s = time.monotonic()
+        found = measurer.compile("fsdp", STRATEGIES[1])
+        assert isinstance(found, NoTimeLeft)
 
 
 def run(rep, directory, steps):
