@@ -23,6 +23,8 @@ import numpy as np
 import replicator.launchpad_bridge as lp
 from replicator.base.host.fake_devices import fake_devices
 from replicator.checkpoint.copies.keeper import VARIABLE, serve_keeper
+from replicator.controller.islands.local import described
+from replicator.controller.islands.server import IslandService
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.meeting.server import serve as serve_rendezvous
 from replicator.distributed.processes.ports import free_port
@@ -57,6 +59,8 @@ _GET: dict[str, Any] = {"names": ["params"], "newer_than": 0, "timeout_s": 0.0}
 _GET_VERSION: dict[str, Any] = {"version": 0, "timeout_s": 0.0}
 _TABLE = [("take", _TAKE), ("begin", {"cut": None}), ("statistics", {})]
 _COPY: dict[str, Any] = {"line": "b", "process": 0, "step": 1}
+_OF: dict[str, Any] = {"session": "a"}
+_JOIN: dict[str, Any] = _OF | {"name": "island0", "peers": {}, "lost_after_s": 9.0}
 _INSERT_ALL = _INSERT | {"number": 0, "snapshot": b"", "episodes": [1.0]}
 
 CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -86,6 +90,16 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("complete", _COPY | {"tree": {"about": {}, "pieces": []}}),
         ("held", {"line": "b"}),
         ("drop", {"line": "b", "above": 0}),
+    ],
+    "island": [
+        ("describe", {}),
+        ("join", _JOIN),
+        ("load", _OF | {"number": 0, "about": {}, "program": b""}),
+        ("take", _OF | {"number": 0, "items": []}),
+        ("deliver", _OF | {"run": 0, "value": 0, "shards": [[], []], "error": None}),
+        ("reports", _OF | {"wait_s": 0.0}),
+        ("read", _OF | {"keys": []}),
+        ("leave", {"session": "another"}),
     ],
     "pieces": [
         ("offer_pieces", {"name": "b/0/1"}),
@@ -170,6 +184,12 @@ def _actor(learner: Any) -> Any:
     )
 
 
+def _island() -> IslandService:
+    island = IslandService([described(jax.devices()[0], 1)])
+    island.join(**_JOIN | {"lost_after_s": 3600.0})
+    return island
+
+
 def _meet(port: int) -> None:
     """Be process 0 of a group of two, over and over."""
     cluster = Cluster(
@@ -208,6 +228,7 @@ def offer() -> None:
         "variables": _published(),
         "registry": address_books.OfferedRegistry(_Registry()),
         "actor": _actor(learner),
+        "island": _island(),
     }
     stop = lp.context.get_context().stop_program
     with contextlib.ExitStack() as stack:

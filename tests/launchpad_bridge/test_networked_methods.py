@@ -14,6 +14,7 @@ from benchmarks.rpc_attack.methods import ATTACKS
 from benchmarks.rpc_attack.offered import CALLS
 from replicator.base.accepts import accepted_by
 from replicator.checkpoint.copies.keeper import Keeper
+from replicator.controller.islands.server import IslandService
 from replicator.distributed.piece_transfer import _Giver
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.addresses.address_books import OfferedRegistry
@@ -34,6 +35,7 @@ SERVED = {
     lp.Actor: "actor",
     Keeper: "keeper",
     _Giver: "pieces",
+    IslandService: "island",
 }
 PACKAGE = Path(replicator.__file__).parent
 SERVING = {"CourierNode", "Server", "RpcServer"}

@@ -12,7 +12,15 @@ from typing import Any, Self
 
 import jax
 
-from replicator.base.accepts import ArgumentRule, accepts, blob, seconds, text, whole
+from replicator.base.accepts import (
+    ArgumentRule,
+    accepts,
+    blob,
+    items,
+    seconds,
+    text,
+    whole,
+)
 from replicator.base.host.clock import Clock, SystemClock
 from replicator.base.mesh import jax_devices
 from replicator.base.types import Device
@@ -27,13 +35,55 @@ from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
 from replicator.rpc.server.server import Server
 
-_LIST = ArgumentRule("a list", lambda value: isinstance(value, list | tuple))
-_TABLE = ArgumentRule("a dictionary", lambda value: isinstance(value, dict))
-_MAYBE = ArgumentRule(
-    "a list, or None", lambda value: value is None or isinstance(value, list | tuple)
+_MOST_ITEMS = 1 << 16
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_key(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+_TABLE = ArgumentRule(
+    "a dictionary of at most 1024 names",
+    lambda value: isinstance(value, dict) and len(value) <= 1024,
+)
+_ADDRESSES = ArgumentRule(
+    "a dictionary of at most 1024 texts",
+    lambda value: (
+        isinstance(value, dict)
+        and len(value) <= 1024
+        and all(map(text(4096).is_right, (*value, *value.values())))
+    ),
+)
+_ITEMS = items("lists", _is_list, _MOST_ITEMS)
+_KEYS = items("pairs of numbers", _is_key, _MOST_ITEMS)
+_SHARDS = ArgumentRule(
+    f"two lists of at most {_MOST_ITEMS}, or None",
+    lambda value: (
+        value is None
+        or (
+            _is_key(value)
+            and all(_is_list(each) and len(each) <= _MOST_ITEMS for each in value)
+        )
+    ),
+)
+_ERROR = ArgumentRule(
+    "four texts, or None",
+    lambda value: (
+        value is None
+        or (
+            _is_list(value)
+            and len(value) == 4
+            and all(map(text(1 << 16).is_right, value))
+        )
+    ),
 )
 _MOST_PROGRAM_BYTES = 1 << 30
 _RECIPE_S = 60.0
+_MOST_WAIT_S = 60.0
 
 
 class IslandService:
@@ -72,7 +122,7 @@ class IslandService:
         devices = [[each.kind, each.memory_bytes] for each in self._devices]
         return [jax.__version__, platform, devices]
 
-    @accepts(session=text(), name=text(), peers=_TABLE, lost_after_s=seconds())
+    @accepts(session=text(), name=text(), peers=_ADDRESSES, lost_after_s=seconds())
     def join(
         self, session: str, name: str, peers: dict[str, str], lost_after_s: float
     ) -> bool:
@@ -126,12 +176,12 @@ class IslandService:
             )
         return hosted.load(number, about, run, shapes)
 
-    @accepts(session=text(), number=whole(), items=_LIST)
+    @accepts(session=text(), number=whole(), items=_ITEMS)
     def take(self, session: str, number: int, items: Sequence[Data]) -> None:
         """Take the next message of the sequence."""
         self._of(session).take(number, items)
 
-    @accepts(session=text(), run=whole(), value=whole(), shards=_MAYBE, error=_MAYBE)
+    @accepts(session=text(), run=whole(), value=whole(), shards=_SHARDS, error=_ERROR)
     def deliver(
         self, session: str, run: int, value: int, shards: Data, error: Data
     ) -> None:
@@ -141,9 +191,9 @@ class IslandService:
     @accepts(session=text(), wait_s=seconds())
     def reports(self, session: str, wait_s: float) -> Data:
         """Return what was computed since the last call, and what failed."""
-        return self._of(session).reports(wait_s)
+        return self._of(session).reports(min(wait_s, _MOST_WAIT_S))
 
-    @accepts(session=text(), keys=_LIST)
+    @accepts(session=text(), keys=_KEYS)
     def read(self, session: str, keys: Sequence[Data]) -> Data:
         """Return values that were reported."""
         return self._of(session).read([(int(run), int(n)) for run, n in keys])
