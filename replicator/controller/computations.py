@@ -15,7 +15,7 @@ from replicator.controller.islands.protocol import Computation, Island
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
-from replicator.controller.tracing.groups import OpGroup
+from replicator.controller.tracing.groups import OpGroup, variables
 from replicator.controller.tracing.trace import Functions, op_of
 from replicator.engine.analysis.evaluator import bind, evaluate
 from replicator.engine.analysis.source_lines import user_line
@@ -97,12 +97,13 @@ class Computations:
         eqn, number = eqns[0], {var: n for n, var in enumerate(inputs)}
         if len(eqns) > 1 or op_of(eqn, self._functions) is None:
             return None
-        if any(isinstance(x, core.Literal) or x not in number for x in eqn.invars):
-            return None  # a number that is part of the computation
+        taken = variables(eqn.invars)
+        if len(taken) < len(eqn.invars) or not number.keys() >= set(taken):
+            return None  # numbers and constants are part of the computation
         called = eqn.params["name"], id(eqn.params["jaxpr"]), user_line(eqn)
         return (
             called,
-            tuple(number[var] for var in eqn.invars),
+            tuple(number[var] for var in taken),
             tuple(inputs.values()),
             tuple(eqn.outvars.index(var) for var in outputs),
             donated,

@@ -39,7 +39,13 @@ class PipelineUpdate(NamedTuple):
 class Binder(Protocol):
     """What a pipeline needs of the controller."""
 
-    def fn(self, f: Any, slice: Slice, *specs: Any) -> Any:  # noqa: A002
+    def fn(
+        self,
+        f: Callable[..., PyTree],
+        slice: Slice,  # noqa: A002
+        in_specs: PyTree = None,
+        out_specs: PyTree = None,
+    ) -> Callable[..., PyTree]:
         """Bind a function to a slice."""
         ...
 

@@ -66,7 +66,7 @@ class Traced:
                 given = StageInput(
                     x=results.pop((stage - 1, m)),
                     targets=goals[m] if stage == last else None,
-                    index=begun[stage][1][m],
+                    number=begun[stage][1][m],
                     key=key,
                 )
                 if stage not in ops:
@@ -202,7 +202,8 @@ def flat_update(
 
 
 def _mean_loss(losses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
-    total = sum(value for value, _ in losses)
+    total = jnp.stack([value for value, _ in losses])
+    total = total.astype(wider_dtype(total.dtype, jnp.float32)).sum()
     count = jnp.stack([count for _, count in losses]).sum()
     count = jnp.where(count == 0, 1, count)
     return total / count.astype(total.dtype), count

@@ -54,7 +54,7 @@ def _lines(spans: Sequence[DrawnSpan], title: str, width: float) -> Iterator[str
     fills = {kind: _FILLS[n % len(_FILLS)] for n, kind in enumerate(kinds)}
     left = 2 * _MARGIN + max((width_of(shown(row)) for row in rows), default=0)
     first = min((span.start for span in spans), default=0)
-    scale = width / (max((span.end for span in spans), default=1) - first)
+    scale = width / ((max((span.end for span in spans), default=0) - first) or 1)
     whole, height = left + width + _MARGIN, _MARGIN + _ROW * (len(rows) + 1)
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole:.0f}" '
