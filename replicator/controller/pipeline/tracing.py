@@ -14,7 +14,7 @@ from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.collectives.moments import wider_dtype
 from replicator.controller.pipeline.parameters import filled, without
-from replicator.controller.pipeline.simulation import Span
+from replicator.controller.pipeline.simulation import ScheduledOp
 from replicator.controller.pipeline.stage_ops import StageInput, StageOps, named
 
 
@@ -38,7 +38,7 @@ class Traced:
     loss: Callable[..., Any]
     microbatches: int
     shared: Mapping[str, str]
-    spans: Sequence[Span]
+    spans: Sequence[ScheduledOp]
     bind: Callable[..., Callable[..., PyTree]]
     specs: Sequence[PyTree]
     batch_spec: PartitionSpec | None
