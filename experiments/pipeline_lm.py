@@ -56,7 +56,7 @@ class Config(Settings):
     slices: Count = 4
     microbatches: Count = 8
     schedule: Literal["one_f_one_b", "gpipe", "interleaved"] = "one_f_one_b"
-    steps: Count = 200
+    steps: Count = 100
     global_batch: Count = 16
     context: Count = 64
     layers: Count = 4

@@ -10,146 +10,64 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from replicator.controller.islands.protocol import Computation, Island
+from replicator.controller.islands.protocol import Computation
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
-from replicator.controller.tracing.groups import OpGroup
+from replicator.controller.tracing.groups import OpGroup, variables
 from replicator.controller.tracing.trace import Functions, line_of, op_of
 from replicator.engine.analysis.evaluator import bind, evaluate
-from replicator.errors import ArgumentError
 
 
-class Computations:
-    """Computations of a dataflow; calls of an op that are alike share one.
+def computation_of(
+    group: OpGroup,
+    eqns: Sequence[core.JaxprEqn],
+    *,
+    whole: core.ClosedJaxpr,
+    functions: Functions,
+    constants: Mapping[core.Var, Any],
+    inputs: Mapping[core.Var, SliceLayout | None],
+    outputs: Sequence[core.Var],
+    donated: tuple[int, ...],
+) -> Computation:
+    """Return the computation of a group.
 
     Args:
+      group: The group.
+      eqns: Its equations.
       whole: The traced function that they are of.
       functions: The functions that are ops.
       constants: Values that the traced function closes over.
-      islands: The islands, which compile them.
+      inputs: Layout of each value that it takes.
+      outputs: Values that it must return.
+      donated: Positions of inputs whose memory it may take.
     """
-
-    def __init__(
-        self,
-        whole: core.ClosedJaxpr,
-        functions: Functions,
-        constants: Mapping[core.Var, Any],
-        islands: Mapping[str, Island],
-    ) -> None:
-        self._whole = whole
-        self._functions = functions
-        self._constants = constants
-        self._islands = islands
-        self._known: dict[Any, tuple[Computation, Sequence[SliceLayout]]] = {}
-
-    def loaded(
-        self,
-        group: OpGroup,
-        eqns: Sequence[core.JaxprEqn],
-        *,
-        inputs: Mapping[core.Var, SliceLayout | None],
-        outputs: Sequence[core.Var],
-        donated: tuple[int, ...],
-    ) -> tuple[Computation, Sequence[SliceLayout]]:
-        """Return the computation of a group, compiled, and layouts of its outputs.
-
-        Args:
-          group: The group.
-          eqns: Its equations.
-          inputs: Layout of each value that it takes.
-          outputs: Values that it must return.
-          donated: Positions of inputs whose memory it may take.
-
-        Raises:
-          ArgumentError: A sharding does not divide.
-        """
-        key = self._key(eqns, inputs, outputs, donated)
-        if key in self._known:
-            return self._known[key]
-        computation = self._made(group, eqns, inputs, outputs, donated)
-        try:
-            layouts = self._islands[group.slice.island].load(computation)
-        except ArgumentError:
-            raise
-        except ValueError as failure:  # of JAX: a sharding that does not divide
-            raise ArgumentError(
-                f"op `{computation.name}` must fit {group.slice}, got: "
-                f"{str(failure).splitlines()[0]} ({computation.line}). Change its "
-                "function, or its specs."
-            ) from failure
-        if key is not None:
-            self._known[key] = computation, layouts
-        return computation, layouts
-
-    def _key(
-        self,
-        eqns: Sequence[core.JaxprEqn],
-        inputs: Mapping[core.Var, SliceLayout | None],
-        outputs: Sequence[core.Var],
-        donated: tuple[int, ...],
-    ) -> Any:
-        """Return what calls of an op have in common if their computation is the same.
-
-        The name of its equation is of one function on one slice, and JAX keeps one
-        jaxpr of it for all calls with the same shapes.
-        """
-        eqn, number = eqns[0], {var: n for n, var in enumerate(inputs)}
-        if len(eqns) > 1 or op_of(eqn, self._functions) is None:
-            return None
-        if any(isinstance(x, core.Literal) or x not in number for x in eqn.invars):
-            return None  # a number that is part of the computation
-        called = (
-            eqn.params["name"],
-            id(eqn.params["jaxpr"]),
-            line_of(eqn, self._functions),
+    ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
+    if group.step is not None:
+        run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)
+        at = [eqns[0].outvars.index(var) for var in outputs]
+        layouts = [group.step.layouts[number] for number in at]
+    else:
+        part = whole.jaxpr.replace(
+            constvars=list(constants),
+            invars=list(inputs),
+            outvars=list(outputs),
+            eqns=list(eqns),
         )
-        return (
-            called,
-            tuple(number[var] for var in eqn.invars),
-            tuple(inputs.values()),
-            tuple(eqn.outvars.index(var) for var in outputs),
-            donated,
-        )
-
-    def _made(
-        self,
-        group: OpGroup,
-        eqns: Sequence[core.JaxprEqn],
-        inputs: Mapping[core.Var, SliceLayout | None],
-        outputs: Sequence[core.Var],
-        donated: tuple[int, ...],
-    ) -> Computation:
-        ops = [eqn for eqn in eqns if op_of(eqn, self._functions) is not None]
-        if group.step is not None:
-            run = functools.partial(
-                _run_step, eqns[0], list(inputs), outputs, group.step
-            )
-            at = [eqns[0].outvars.index(var) for var in outputs]
-            layouts = [group.step.layouts[number] for number in at]
-        else:
-            part = self._whole.jaxpr.replace(
-                constvars=list(self._constants),
-                invars=list(inputs),
-                outvars=list(outputs),
-                eqns=list(eqns),
-            )
-            closed = core.ClosedJaxpr(part, tuple(self._constants.values()))
-            run = functools.partial(_run, closed, group.slice.mesh, self._functions)
-            layouts = [
-                _chosen(var, eqns, group.slice, self._functions) for var in outputs
-            ]
-        return Computation(
-            name=" + ".join(group.names),
-            line=line_of((ops or eqns)[0], self._functions),
-            places=group.slice.places,
-            run=run,
-            shapes=list(map(shape_of, inputs)),
-            inputs=list(inputs.values()),
-            outputs=layouts,
-            donated=donated,
-            is_eager=group.step is not None,
-        )
+        closed = core.ClosedJaxpr(part, tuple(constants.values()))
+        run = functools.partial(_run, closed, group.slice.mesh, functions)
+        layouts = [_chosen(var, eqns, group.slice, functions) for var in outputs]
+    return Computation(
+        name=" + ".join(group.names),
+        line=line_of((ops or eqns)[0], functions),
+        places=group.slice.places,
+        run=run,
+        shapes=list(map(shape_of, inputs)),
+        inputs=list(inputs.values()),
+        outputs=layouts,
+        donated=donated,
+        is_eager=group.step is not None,
+    )
 
 
 def reshard(
@@ -187,6 +105,36 @@ def shape_of(var: core.Var) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of a value."""
     aval: Any = var.aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def alike(
+    eqns: Sequence[core.JaxprEqn],
+    functions: Functions,
+    inputs: Mapping[core.Var, SliceLayout | None],
+    outputs: Sequence[core.Var],
+    donated: tuple[int, ...],
+) -> Any:
+    """Return what calls of an op have in common if their computation is the same.
+
+    The name of an op's equation is of one function on one slice, and JAX keeps one
+    jaxpr of it for all calls with the same shapes.
+
+    Returns:
+      A key; None for a computation of several ops, or with numbers that are part of it.
+    """
+    taken, number = variables(eqns[0].invars), {var: n for n, var in enumerate(inputs)}
+    if len(eqns) > 1 or op_of(eqns[0], functions) is None:
+        return None
+    if len(taken) < len(eqns[0].invars) or not number.keys() >= set(taken):
+        return None
+    params = eqns[0].params
+    return (
+        (params["name"], id(params["jaxpr"]), line_of(eqns[0], functions)),
+        tuple(number[var] for var in taken),
+        tuple(inputs.values()),
+        tuple(eqns[0].outvars.index(var) for var in outputs),
+        donated,
+    )
 
 
 def _chosen(

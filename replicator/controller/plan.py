@@ -14,14 +14,16 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from replicator.controller.computations import (
-    Computations,
+    alike,
     asked_specs,
+    computation_of,
     of_host,
     reshard,
     shape_of,
 )
 from replicator.controller.islands.protocol import (
     Call,
+    Computation,
     Island,
     Order,
     Put,
@@ -93,9 +95,10 @@ class _Planner:
         self._puts: dict[int, list[int]] = {}
         self._donated: set[int] = set()
         self._moved_bytes = 0
-        self._computations = Computations(closed, functions, self._constants, islands)
         self._slices: dict[str, Slice] = {}
         self._sizes: dict[int, tuple[str, int]] = {}
+        self._computations: dict[Any, Computation] = {}
+        self._layouts: dict[Computation, Sequence[SliceLayout]] = {}
 
     def add_input(
         self, position: int, var: core.Var, at: tuple[Slice, SliceLayout] | None
@@ -135,9 +138,29 @@ class _Planner:
             each.layout if isinstance(each, PlannedValue) else None for each in held
         ]
         given = dict(zip(invars, layouts, strict=True))
-        computation, layouts = self._computations.loaded(
-            group, eqns, inputs=given, outputs=outvars, donated=donated
+        key = alike(eqns, self._functions, given, outvars, donated)
+        computation = self._computations.get(key) or computation_of(
+            group,
+            eqns,
+            whole=self._closed,
+            functions=self._functions,
+            constants=self._constants,
+            inputs=given,
+            outputs=outvars,
+            donated=donated,
         )
+        try:
+            layouts = self._loaded(computation, group.slice.island)
+        except ArgumentError:
+            raise
+        except ValueError as failure:  # of JAX: a sharding that does not divide
+            raise ArgumentError(
+                f"op `{computation.name}` must fit {group.slice}, got: "
+                f"{str(failure).splitlines()[0]} ({computation.line}). Change its "
+                "function, or its specs."
+            ) from failure
+        if key is not None:
+            self._computations[key] = computation
         outputs = [self._next() for _ in outvars]
         numbers = tuple(
             each.number if isinstance(each, PlannedValue) else each for each in held
@@ -169,6 +192,12 @@ class _Planner:
             slices=self._slices,
             sizes=self._sizes,
         )
+
+    def _loaded(self, computation: Computation, island: str) -> Sequence[SliceLayout]:
+        """Return the layouts of outputs of a computation, compiled once."""
+        if computation not in self._layouts:
+            self._layouts[computation] = self._islands[island].load(computation)
+        return self._layouts[computation]
 
     def _result(self, atom: core.Var | core.Literal) -> PlannedValue:
         home = None

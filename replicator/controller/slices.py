@@ -91,15 +91,15 @@ class Slice:
         return f"{self.name} ({len(self.places)} on {self.island})"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class VirtualDevices:
     """Devices that are asked for, as in Pathways' listing."""
 
-    make: Callable[[int], Slice]
+    def __init__(self, make_slice: Callable[[int], Slice]) -> None:
+        self._make_slice = make_slice
 
     def add_slice(self, tpu_devices: int) -> Slice:
         """Return a slice: `pw.slice(tpu_devices)`."""
-        return self.make(tpu_devices)
+        return self._make_slice(tpu_devices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from replicator.base.types import PyTree
+from replicator.controller.computations import shape_of
 from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
 from replicator.errors import ArgumentError
 
@@ -185,7 +186,7 @@ def _places(jaxpr: core.Jaxpr, homes: Sequence[int | None]) -> dict[core.Var, _P
 
 
 def _place_of(eqn: core.JaxprEqn, taken: Sequence[tuple[core.Var, _Place]]) -> _Place:
-    arrays = {p.stage for v, p in taken if p.stage is not None and v.aval.size > 1}
+    arrays = {p.stage for v, p in taken if p.stage is not None and shape_of(v).size > 1}
     owners = {p.stage for _, p in taken if p.stage is not None}
     if len(arrays) > 1:
         first, second = sorted(arrays)[:2]
@@ -222,4 +223,6 @@ def _unpacked(
     variables: Sequence[core.Var], pack: Sequence[jax.Array]
 ) -> list[jax.Array]:
     of: dict[Any, Any] = {array.dtype: iter(array) for array in pack}
-    return [next(of[v.aval.dtype]).reshape(v.aval.shape) for v in variables]
+    return [
+        next(of[shape.dtype]).reshape(shape.shape) for shape in map(shape_of, variables)
+    ]

@@ -18,7 +18,7 @@ from replicator.controller.pipeline.schedules import SCHEDULES, Schedule
 from replicator.controller.pipeline.simulation import simulate
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError, check_count, check_word
-from replicator.monitoring.drawing.spans import DrawnSpan, spans_svg
+from replicator.monitoring.drawing.spans import Span, spans_svg
 
 
 class PipelineState(NamedTuple):
@@ -39,7 +39,13 @@ class PipelineUpdate(NamedTuple):
 class Binder(Protocol):
     """What a pipeline needs of the controller."""
 
-    def fn(self, f: Any, slice: Slice, *specs: Any) -> Any:  # noqa: A002
+    def fn(
+        self,
+        f: Callable[..., PyTree],
+        slice: Slice,  # noqa: A002
+        in_specs: PyTree = None,
+        out_specs: PyTree = None,
+    ) -> Callable[..., PyTree]:
         """Bind a function to a slice."""
         ...
 
@@ -197,17 +203,16 @@ class Pipeline:
     def to_svg(self) -> str:
         """Return a picture of the schedule: a row for each slice, a box for each op."""
         spans = [
-            DrawnSpan(
-                row=f"{self._slices[each.slice]}",
-                start=each.start,
-                end=each.end,
-                label=f"{each.op.microbatch}",
-                title=f"{each.op}",
+            Span(
+                row=f"{each.slice}: {self._slices[each.slice]}",
+                begin_s=each.start,
+                end_s=each.end,
+                name=f"{each.op.microbatch}",
                 kind=each.op.kind,
             )
             for each in self.simulation.spans
         ]
-        return spans_svg(spans, title=f"Pipeline of {len(self._specs)} stages")
+        return spans_svg(spans, unit="forwards")
 
     def _arguments(
         self, state: PipelineState, x: PyTree, targets: PyTree, key: Any

@@ -9,7 +9,7 @@ from replicator.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class ScheduledOp:
     """When an op runs, and on which slice; in units of a forward."""
 
     op: StageOp
@@ -28,7 +28,7 @@ class Simulation:
       bubble: Share of the time that slices wait.
     """
 
-    spans: Sequence[Span]
+    spans: Sequence[ScheduledOp]
     live: Sequence[int]
     bubble: float
 
@@ -61,7 +61,7 @@ def simulate(
     _check(orders, stages, microbatches)
     lengths = {"forward": forward, "backward": backward}
     ends: dict[StageOp, float] = {}
-    spans: list[Span] = []
+    spans: list[ScheduledOp] = []
     at, free = [0] * len(orders), [0.0] * len(orders)
     while len(ends) < 2 * stages * microbatches:
         before = len(ends)
@@ -73,7 +73,7 @@ def simulate(
                     break
                 start = max([free[number], *(ends[need] for need in needs)])
                 end = free[number] = ends[op] = start + lengths[op.kind]
-                spans.append(Span(op=op, slice=number, start=start, end=end))
+                spans.append(ScheduledOp(op=op, slice=number, start=start, end=end))
                 at[number] += 1
         if len(ends) == before:
             raise _stuck(orders, at, ends, stages)
@@ -136,7 +136,7 @@ def _stuck(
     )
 
 
-def _live(spans: Sequence[Span], stages: int) -> list[int]:
+def _live(spans: Sequence[ScheduledOp], stages: int) -> list[int]:
     alive, most = [0] * stages, [0] * stages
     for span in spans:
         stage = span.op.stage

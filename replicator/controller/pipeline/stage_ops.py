@@ -28,13 +28,13 @@ class StageInput(NamedTuple):
     Attributes:
       x: The results of the stage before it, or its part of the batch.
       targets: What the loss takes, in the last stage.
-      index: Number of the microbatch.
+      number: Number of the microbatch.
       key: Random key of the update; None if no key was passed.
     """
 
     x: PyTree
     targets: PyTree
-    index: jax.Array
+    number: jax.Array
     key: Any
 
 
@@ -169,11 +169,11 @@ def _run(
     """Return results, the count of the loss, and the function of gradients."""
 
     def of(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-        key = () if given.key is None else (given.key,)
-        if key and key_impl is not None:
-            key = (jax.random.wrap_key_data(given.key, impl=key_impl),)
-        with in_microbatch(Microbatch(given.index, count)):
-            y = fn(params, x, *key)
+        key = given.key
+        if key_impl is not None and key is not None:
+            key = jax.random.wrap_key_data(key, impl=key_impl)
+        with in_microbatch(Microbatch(given.number, count)):
+            y = fn(params, x) if key is None else fn(params, x, key)
             if loss is None:
                 _check_results(number, y)
                 return y, None

@@ -14,7 +14,7 @@ from replicator.base.trees import named_leaves
 from replicator.base.types import PyTree
 from replicator.collectives.moments import wider_dtype
 from replicator.controller.pipeline.parameters import filled, without
-from replicator.controller.pipeline.simulation import Span
+from replicator.controller.pipeline.simulation import ScheduledOp
 from replicator.controller.pipeline.stage_ops import StageInput, StageOps, named
 
 
@@ -38,7 +38,7 @@ class Traced:
     loss: Callable[..., Any]
     microbatches: int
     shared: Mapping[str, str]
-    spans: Sequence[Span]
+    spans: Sequence[ScheduledOp]
     bind: Callable[..., Callable[..., PyTree]]
     specs: Sequence[PyTree]
     batch_spec: PartitionSpec | None
@@ -66,7 +66,7 @@ class Traced:
                 given = StageInput(
                     x=results.pop((stage - 1, m)),
                     targets=goals[m] if stage == last else None,
-                    index=begun[stage][1][m],
+                    number=begun[stage][1][m],
                     key=key,
                 )
                 if stage not in ops:
@@ -202,7 +202,8 @@ def flat_update(
 
 
 def _mean_loss(losses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
-    total = sum(value for value, _ in losses)
+    total = jnp.stack([value for value, _ in losses])
+    total = total.astype(wider_dtype(total.dtype, jnp.float32)).sum()
     count = jnp.stack([count for _, count in losses]).sum()
     count = jnp.where(count == 0, 1, count)
     return total / count.astype(total.dtype), count

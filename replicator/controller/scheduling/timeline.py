@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from replicator.base.host.clock import Clock
 from replicator.controller.scheduling.called_run import CalledRun
 from replicator.controller.scheduling.planned import PlannedOp
-from replicator.monitoring.drawing.spans import DrawnSpan, spans_svg
+from replicator.monitoring.drawing.spans import Span, spans_svg
 
 _MOST = 10_000
 
@@ -79,20 +79,18 @@ class Timeline:
 
     def to_svg(self) -> str:
         """Return a picture: a row for each device, a colour for each client."""
-        drawn = [
-            DrawnSpan(
+        spans = [
+            Span(
                 row=f"{span.island}:{place}",
-                start=span.begin_s,
-                end=span.end_s,
-                label=span.op,
-                title=f"{span.op} of {span.client}: {span.end_s - span.begin_s:.3g} s",
+                begin_s=span.begin_s,
+                end_s=span.end_s,
+                name=span.op,
                 kind=span.client,
             )
             for span in self.spans
             for place in span.places
         ]
-        drawn.sort(key=lambda each: each.row)
-        return spans_svg(drawn, title="Ops of each device")
+        return spans_svg(spans)
 
 
 class OpTimes:

@@ -1,103 +1,79 @@
-"""Draw spans of time as SVG: a row for each place, a box for each span."""
+"""Draw what took which time where: a row for each place, a bar for each span."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from replicator.monitoring.drawing.boxes import shown, width_of
+from replicator.monitoring.drawing.boxes import width_of
 
-_FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
-_INK, _FAINT, _EDGE, _PAPER = "#1f2933", "#52606d", "#7b8794", "#ffffff"
-_FILLS = ("#cfe5f7", "#f9dcc4", "#d8efd3", "#eadcf5", "#f7efc0", "#dfe3e8")
-_ROW, _BOX, _MARGIN = 30.0, 24.0, 12.0
+_COLOURS = ("#9ec5e8", "#f3c08b", "#a9d6a5", "#d5b3e0", "#f0a8a8", "#c9c9c9")
+_ROW, _BAR, _LEFT, _WIDTH = 26.0, 20.0, 120.0, 900.0
+_INK = "#1f2933"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DrawnSpan:
-    """A span of time in a picture.
-
-    Attributes:
-      row: Name of its row; rows are drawn in the order of their first spans.
-      start: When it begins, in any unit.
-      end: When it ends.
-      label: Text in its box, where it fits.
-      title: Text for who points at it.
-      kind: Spans of one kind have one colour, and the legend names it.
-    """
+class Span:
+    """A bar: `row` says where, `name` what, and `kind` its colour."""
 
     row: str
-    start: float
-    end: float
-    label: str
-    title: str
+    begin_s: float
+    end_s: float
+    name: str
     kind: str
 
 
-def spans_svg(spans: Sequence[DrawnSpan], *, title: str, width: float = 900) -> str:
-    """Return a picture of spans as SVG, with no script, style or link.
+def spans_svg(spans: Sequence[Span], *, unit: str = "") -> str:
+    """Return the picture as SVG, with no script, style or link.
 
     Args:
-      spans: The spans.
-      title: Of the picture.
-      width: Of the part where time runs, in pixels.
-
-    >>> span = dict(start=0, end=1, label="0", title="op", kind="forward")
-    >>> spans_svg([DrawnSpan(row="a", **span)], title="one").count("<rect")
-    3
+      spans: The bars.
+      unit: What their times count, where these are no seconds.
     """
-    return "\n".join(_lines(spans, title, width)) + "\n"
+    return "\n".join(_lines(spans, unit)) + "\n"
 
 
-def _lines(spans: Sequence[DrawnSpan], title: str, width: float) -> Iterator[str]:
-    rows = list(dict.fromkeys(span.row for span in spans))
+def _lines(spans: Sequence[Span], unit: str) -> Iterator[str]:
+    rows = sorted({span.row for span in spans})
     kinds = list(dict.fromkeys(span.kind for span in spans))
-    fills = {kind: _FILLS[n % len(_FILLS)] for n, kind in enumerate(kinds)}
-    left = 2 * _MARGIN + max((width_of(shown(row)) for row in rows), default=0)
-    first = min((span.start for span in spans), default=0)
-    scale = width / (max((span.end for span in spans), default=1) - first)
-    whole, height = left + width + _MARGIN, _MARGIN + _ROW * (len(rows) + 1)
+    begin_s = min((span.begin_s for span in spans), default=0.0)
+    whole_s = max((span.end_s for span in spans), default=0.0) - begin_s or 1.0
+    width, height = _LEFT + _WIDTH + 20, _ROW * (len(rows) + 2)
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole:.0f}" '
-        f'height="{height:.0f}" viewBox="0 0 {whole:.0f} {height:.0f}" role="img" '
-        f'font-family="{_FONT}" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
+        f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12">'
     )
-    yield f"<title>{escape(title)}</title>"
-    yield f'<rect class="paper" width="100%" height="100%" fill="{_PAPER}"/>'
+    yield f"<title>{len(spans)} spans in {_length(whole_s, unit)}</title>"
+    yield '<rect width="100%" height="100%" fill="#ffffff"/>'
+    x = _LEFT
+    for number, kind in enumerate(kinds):
+        colour = _COLOURS[number % len(_COLOURS)]
+        yield f'<rect x="{x:.1f}" y="6" width="12" height="12" fill="{colour}"/>'
+        yield _text(x + 16, 16, kind)
+        x += 36 + width_of(kind)
     for number, row in enumerate(rows):
-        y = _MARGIN + _ROW * number + _BOX / 2 + 4
-        yield f'<text x="{_MARGIN}" y="{y:.1f}" fill="{_FAINT}">{_text(row)}</text>'
+        yield _text(8, _ROW * (number + 1) + 14, row)
+    scale = _WIDTH / whole_s
     for span in spans:
-        x, y = (
-            left + scale * (span.start - first),
-            _MARGIN + _ROW * rows.index(span.row),
+        colour = _COLOURS[kinds.index(span.kind) % len(_COLOURS)]
+        x, y = _LEFT + (span.begin_s - begin_s) * scale, rows.index(span.row)
+        wide = max((span.end_s - span.begin_s) * scale, 0.5)
+        length = _length(span.end_s - span.begin_s, unit)
+        title = f"{span.name} ({span.kind}): {length}"
+        yield (
+            f'<rect class="span" x="{x:.1f}" y="{_ROW * (y + 1):.1f}" '
+            f'width="{wide:.1f}" height="{_BAR}" fill="{colour}" stroke="{_INK}" '
+            f'stroke-width="0.3"><title>{escape(title)}</title></rect>'
         )
-        yield from _box(span, fills[span.kind], x, y, scale * (span.end - span.start))
-    x, y = left, _MARGIN + _ROW * len(rows)
-    for kind in kinds:
-        square = f'x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2"'
-        yield f"<rect {square} {_look(fills[kind])}/>"
-        where = f'x="{x + 18:.1f}" y="{y + 10:.1f}"'
-        yield f'<text {where} fill="{_FAINT}">{_text(kind)}</text>'
-        x += 18 + width_of(shown(kind)) + 2 * _MARGIN
+        if width_of(span.name) < wide:
+            yield _text(x + 2, _ROW * (y + 1) + 14, span.name)
+    yield _text(_LEFT, _ROW * (len(rows) + 1) + 14, f"0 to {_length(whole_s, unit)}")
     yield "</svg>"
 
 
-def _box(span: DrawnSpan, fill: str, x: float, y: float, width: float) -> Iterator[str]:
-    yield f'<g class="span"><title>{_text(span.title)}</title>'
-    yield (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BOX}" rx="2" '
-        f"{_look(fill)}/>"
-    )
-    if width_of(span.label) < width:
-        middle = f'x="{x + width / 2:.1f}" y="{y + _BOX / 2 + 4:.1f}"'
-        label = _text(span.label)
-        yield f'<text {middle} text-anchor="middle" fill="{_INK}">{label}</text>'
-    yield "</g>"
+def _length(time_s: float, unit: str) -> str:
+    return f"{time_s:.4g} {unit}" if unit else f"{time_s * 1e3:.4g} ms"
 
 
-def _look(fill: str) -> str:
-    return f'fill="{fill}" stroke="{_EDGE}" stroke-width="0.8"'
-
-
-def _text(text: str) -> str:
-    return escape(shown(text), quote=True)
+def _text(x: float, y: float, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{_INK}">{escape(text)}</text>'

@@ -83,10 +83,11 @@ def cut(tx, ops):
 
         return run
 
-    return lambda *trees: joint(jax.tree.leaves(trees), bind), update, state
+    ours = jax.jit(lambda *trees: joint(jax.tree.leaves(trees), bind))
+    return ours, jax.jit(update), state
 
 
-FAST = ("clip", "lars")
+FAST = ("clip",)
 
 
 @pytest.mark.parametrize(

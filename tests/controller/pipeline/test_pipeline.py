@@ -50,7 +50,7 @@ X = RNG.integers(0, 11, 24)
 TARGETS = {
     "y": RNG.integers(0, 11, 24),
     # Microbatches count for unlike numbers of examples.
-    "mask": np.float32([1] * 10 + [0, 1] * 7),
+    "mask": np.array([1] * 10 + [0, 1] * 7, np.float32),
 }
 
 
