@@ -5,14 +5,19 @@ from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import Future
 from replicator.controller.program import Program
+from replicator.controller.scheduling.clients import DataflowClient
+from replicator.controller.scheduling.timeline import OpSpan, Timeline
 from replicator.controller.slices import Slice
 
 __all__ = [
     "Controller",
     "Dataflow",
+    "DataflowClient",
     "Function",
     "Future",
+    "OpSpan",
     "Program",
     "Slice",
+    "Timeline",
     "local",
 ]

@@ -48,7 +48,9 @@ class Scheduler:
     def __init__(self, runs: Runs, times: OpTimes) -> None:
         self._runs = runs
         self._times = times
-        self._inbox: queue.SimpleQueue[ScheduleEvent | threading.Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ScheduleEvent | threading.Event] = (
+            queue.SimpleQueue()
+        )
         self._called: dict[int, CalledRun] = {}
         self._numbers: dict[str, int] = {}
         self._thread: threading.Thread | None = None
