@@ -869,6 +869,43 @@ def in_another_order(change):
     return schedule
 
 
+def a_client_that_left(use):
+    """Use a future and a function of a client after it left."""
+    with islands().client("alice") as client:
+        op = client.fn(lambda x: x * 2, client.slice(1))
+        future = op(np.ones(2))
+    return use(op, future)
+
+
+def two_clients_of_one_name():
+    pw = islands()
+    kept = pw.client("alice")
+    return pw.client(kept.name)
+
+
+def a_closed_slice():
+    pw = islands()
+    on = pw.slice(1)
+    op = pw.fn(lambda x: x * 2, on)
+    on.close()
+    return op(np.ones(2))
+
+
+def larger_than_its_slice():
+    pw = islands()
+    double = pw.fn(lambda x: x * 2, pw.slice(1, memory_bytes=1024))
+    return double(np.ones(1000, np.float32))
+
+
+def closed_while_it_waits_for_memory():
+    with islands() as pw:
+        on = pw.slice(1, memory_bytes=1024)
+        kept = pw.put(np.ones(200, np.float32), on)
+        kept.result()
+        waits = pw.put(np.ones(200, np.float32), on)
+    return waits.result()
+
+
 FSDP = strategies.fsdp(whole_below_bytes=0)
 OTHER_MODEL = strategies.variables_of({"params": {"kernel": np.zeros(8, np.float32)}})
 
@@ -3447,6 +3484,61 @@ ROWS = [
         ArgumentError,
         "`pw` must be open, got one that was closed. Call it inside of its `with` "
         "statement.",
+    ),
+    Row(
+        "A future of a client that left",
+        lambda: a_client_that_left(lambda op, future: future.result()),
+        ArgumentError,
+        "a future must be of a client that is there, got one of `alice`, which left. "
+        "Read it inside of the client's `with` statement.",
+    ),
+    Row(
+        "A function of a client that left",
+        lambda: a_client_that_left(lambda op, future: op(np.ones(2))),
+        ArgumentError,
+        "a client must be there to call `lambda`, got `alice`, which left. Call it "
+        "inside of its `with` statement.",
+    ),
+    Row(
+        "Two clients of one name",
+        two_clients_of_one_name,
+        ArgumentError,
+        "`name` must be of no other client of this `pw`, got 'alice'. Choose another, "
+        "or close that client.",
+    ),
+    Row(
+        "A weight of nothing",
+        lambda: islands().client("alice", weight=0),
+        ArgumentError,
+        "`weight` must be above 0, got 0. Use 1 for an equal share.",
+    ),
+    Row(
+        "An order of clients that is none",
+        lambda: controller.local(islands=1, devices=2, order="lifo"),
+        ArgumentError,
+        "`order` must be one of 'weight', 'fifo', got 'lifo'. Use one of these.",
+    ),
+    Row(
+        "A function of a slice that was given back",
+        a_closed_slice,
+        ArgumentError,
+        "`lambda` must be of a slice that is open, got slice0 (1 on island0), which "
+        "was closed. Make another by `pw.slice(n)`, and place its arrays again.",
+    ),
+    Row(
+        "A dataflow that can never fit its slice's memory",
+        larger_than_its_slice,
+        ArgumentError,
+        "`lambda` must fit `memory_bytes` of slice0 (1 on island0), got 7.81 KiB of "
+        "arguments and results on each device for 1 KiB. Ask for more by `pw.slice`, "
+        "or for less by one call.",
+    ),
+    Row(
+        "A dataflow that waits for memory when `pw` is closed",
+        closed_while_it_waits_for_memory,
+        ArgumentError,
+        "dataflow `put` of client `main` must be able to start, got a `pw` that was "
+        "closed while it waited for memory. Drop futures before.",
     ),
 ]
 

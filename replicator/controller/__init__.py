@@ -19,14 +19,18 @@ from replicator.controller.pipeline.schedules import (
     one_f_one_b,
 )
 from replicator.controller.program import Program
+from replicator.controller.scheduling.clients import DataflowClient
+from replicator.controller.scheduling.timeline import OpSpan, Timeline
 from replicator.controller.slices import Slice
 
 __all__ = [
     "Controller",
     "Dataflow",
+    "DataflowClient",
     "Function",
     "Future",
     "IslandServer",
+    "OpSpan",
     "Pipeline",
     "PipelineState",
     "PipelineUpdate",
@@ -34,6 +38,7 @@ __all__ = [
     "Schedule",
     "Slice",
     "StageOp",
+    "Timeline",
     "connect",
     "gpipe",
     "interleaved",

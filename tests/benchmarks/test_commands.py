@@ -73,6 +73,8 @@ TINY = {
     "controller_reshard": ["--meshes=2"],
     "controller_overlap": ["--rounds=1", "--sleep_s=0.01"],
     "controller_pipeline": ["--rounds=1", "--sleep_s=0.002"],
+    "controller_share": ["--rounds=1", "--ops=3"],
+    "controller_soak": ["--dataflows=200"],
     "accelerator": ["--tiny", "--only=checkpoint"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
@@ -136,6 +138,8 @@ EXACT = {
     "controller_reshard": {"failures": 0, "host_copies": 0, "moves": 36},
     "controller_overlap": {},
     "controller_pipeline": {"live": 4},
+    "controller_share": {},
+    "controller_soak": {"leaks": 0},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "choose": {"pruned_best": 0, "flips": 1},
