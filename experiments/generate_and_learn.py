@@ -270,7 +270,7 @@ def main(config: Config) -> None:
                 "torn": found.torn,
                 "learner_busy": round(found.spans.busy("learner", 0.0), 3),
                 "sampler_busy": round(found.spans.busy("sampler", 0.0), 3),
-                "bits_per_char": float(nats_to_bits(np.mean(last))),
+                "bits_per_char": float(nats_to_bits(float(np.mean(last)))),
                 "strategy": config.strategy,
                 "seconds": time.monotonic() - began,
             }

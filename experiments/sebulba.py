@@ -23,7 +23,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,7 +195,9 @@ def run(pw: controller.Controller, config: Config) -> Found:
     return found
 
 
-def _played(config: Config, agent: Impala, act: SliceInference) -> Iterator[Batch]:
+def _played(
+    config: Config, agent: Impala, act: SliceInference
+) -> Generator[Batch, None, None]:
     """Yield batches that a thread plays."""
     batches: queue.Queue[Batch | None] = queue.Queue(config.waiting)
     stopped = threading.Event()

@@ -43,6 +43,7 @@ def test_each_sample_has_the_weights_of_one_step_and_none_goes_back(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_it_ends_with_a_picture_and_a_line(tmp_path):
     flags = ["--layers=1", "--width=16", "--heads=2", "--context=16", "--steps=5"]
     flags += ["--length=8", "--strategy=fsdp", f"--directory={tmp_path}"]
