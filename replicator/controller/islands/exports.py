@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
+from jax.sharding import AbstractMesh
 
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Computation
@@ -153,6 +154,9 @@ def _reduced(part: Any) -> Any:
     """Return how a part of a jaxpr is pickled: primitives by where they are found."""
     if isinstance(part, core.Primitive):
         return _attribute, _place_of(part)
+    # Made of the context it is in; the mesh of `shard_map` is what matters of it.
+    if type(part).__name__ == "JaxprEqnContext":
+        return _context, (type(part), part.cur_abstract_mesh)
     # JAX's own subclass of a literal loses its type when it is pickled.
     if isinstance(part, np.ndarray) and type(part) is not np.ndarray:
         return np.asarray, (np.array(part),)
@@ -160,6 +164,11 @@ def _reduced(part: Any) -> Any:
     if isinstance(part, weakref.ref) or type(part).__name__ == "Traceback":
         return types.NoneType, ()
     return NotImplemented
+
+
+def _context(kind: Callable[[], Any], mesh: AbstractMesh) -> Any:
+    with jax.sharding.use_abstract_mesh(mesh):
+        return kind()
 
 
 @functools.cache
