@@ -211,14 +211,14 @@ def test_a_host_that_was_cut_off_ends_all_and_takes_part_again(tmp_path):
             with SshServer(tmp_path, hosts.addresses[1], inside=inside) as server:
                 cluster = machine(tmp_path, [hosts.addresses[1]])
                 words = [sys.executable, "-m", "replicator.cli", "launch"]
-                words += ["--machine", cluster, "--lost-after", 2, train]
+                words += ["--machine", cluster, "--lost-after", 5, train]
                 command = hosts.command(0, [*map(str, words)])
                 with Launched(command=command, environ=server.environ) as group:
                     pid = group.pid_of(0)
                     group.wait_for("ready 0")
                     hosts.cut(1)
                     wait_gone([pid])
-                    group.wait_for("is lost: timed out, silent for 2 s")
+                    group.wait_for("is lost: timed out, silent for 5 s")
                     group.wait_for("starting all processes again")
                     hosts.mend(1)
                     assert group.wait() == 0

@@ -109,7 +109,7 @@ def test_the_first_to_lose_patience_tells_all_who_is_missing(pool, secret):
     port = free_port()
     hosts = [
         Host(pool, port, 0, 4, LONG_S, secret=secret),
-        Host(pool, port, 2, 4, 1.5, secret=secret),
+        Host(pool, port, 2, 4, 3.0, secret=secret),
     ]
     errors = [host.outcome() for host in hosts]
     assert all(isinstance(error, DistributedTimeoutError) for error in errors)
@@ -302,7 +302,7 @@ def test_many_missing_processes_are_counted():
 
 def test_another_runs_secret_is_refused_at_once(pool):
     port = free_port()
-    zero = Host(pool, port, 0, 2, 1.0, secret=Secret.generate())
+    zero = Host(pool, port, 0, 2, 3.0, secret=Secret.generate())
     error = Host(pool, port, 1, 2, secret=Secret.generate()).outcome()
     assert isinstance(error, AuthenticationError)
     assert "its secret is another one" in str(error)
@@ -313,7 +313,7 @@ def test_another_runs_secret_is_refused_at_once(pool):
 
 def test_a_process_without_the_secret_is_told_what_it_lacks(pool):
     port = free_port()
-    zero = Host(pool, port, 0, 2, 1.0, secret=Secret.generate())
+    zero = Host(pool, port, 0, 2, 3.0, secret=Secret.generate())
     error = Host(pool, port, 1, 2).outcome()
     assert isinstance(error, AuthenticationError)
     assert "got none in process 1; process 0 asks for it" in str(error)

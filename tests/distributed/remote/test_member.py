@@ -112,9 +112,9 @@ def test_a_kill_ends_all_that_left_the_session(host):
 
 
 def test_a_host_that_is_silent_is_lost(host):
-    host.start(HAS_CHILD, lost_after_s=1.0)
+    host.start(HAS_CHILD, lost_after_s=3.0)
     os.kill(host.here()[1], signal.SIGSTOP)
-    assert b"silent for 1 s" in host.end().last_lines[0]
+    assert b"silent for 3 s" in host.end().last_lines[0]
 
 
 def test_a_connection_that_is_cut_is_lost(host):

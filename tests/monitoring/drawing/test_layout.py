@@ -1,7 +1,7 @@
 import itertools
 import random
 import re
-from time import process_time
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -138,10 +138,10 @@ def test_words_of_hundreds_of_arrows_are_placed_at_once():
     edges = [
         GraphEdge(source=names[a], target=names[b], argument="x") for a, b in pairs
     ]
-    graph, began = Graph(program="p", vertices=vertices, edges=edges), process_time()
+    graph, began = Graph(program="p", vertices=vertices, edges=edges), thread_time()
     lay_out(graph, note_lines=3)
     # Every place against every point of every line took 5 s.
-    assert process_time() - began < 2
+    assert thread_time() - began < 2
 
 
 def drawn(pairs):

@@ -222,8 +222,12 @@ def test_a_reader_that_a_signal_interrupts_gives_its_call_up_and_connects_again(
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with courier("unix") as (client, probe):
-            soon = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1))
-            soon.start()
+
+            def interrupt_what_has_begun():
+                if probe.started.acquire(timeout=LONG_S):
+                    signal.pthread_kill(main, signal.SIGUSR1)
+
+            threading.Thread(target=interrupt_what_has_begun).start()
             with pytest.raises(Interrupted):
                 client.until_cancelled()
             assert probe.saw_cancelled.wait(LONG_S)
