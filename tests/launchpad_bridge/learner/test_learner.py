@@ -125,7 +125,7 @@ def test_states_and_variables_are_freed_with_the_program_and_no_collector_comes(
         before = len(left())
         agent = {"step_fn": step_fn, "init_fn": init_fn, "turns": False}
         learnt(**agent, steps=2, variables=lambda state: dict(state, opt=()))
-        assert len(left()) == before
+        assert len(left()) <= before
     finally:
         gc.enable()
 
