@@ -28,7 +28,7 @@ from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
 from tests.steps import replicas as replicas_of
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 CUT = {"whole_below_bytes": 0}
 
