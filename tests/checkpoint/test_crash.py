@@ -33,7 +33,7 @@ def steps_after_each_death(folder, stride, *, step):
     cases.mkdir()
     program = [sys.executable, "-m", "tests.checkpoint.killed"]
     arguments = [str(start), str(cases), str(stride), str(step)]
-    subprocess.run([*program, *arguments], check=True, cwd=ROOT, timeout=120)
+    subprocess.run([*program, *arguments], check=True, cwd=ROOT, timeout=300)
     directories = sorted(cases.iterdir(), key=lambda path: int(path.name))
     return [require_whole(directory) for directory in directories]
 
@@ -85,7 +85,7 @@ def test_death_at_a_system_call_leaves_one_whole_state(tmp_path, call):
                 f"from tests.checkpoint import killed; {save}",
             ],
             cwd=ROOT,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         steps.append(require_whole(directory))

@@ -80,7 +80,7 @@ def system_calls_of_a_save(folder):
     calls = ["-e", "trace=fsync,fdatasync,rename,renameat,renameat2"]
     command = ["strace", "-f", "-y", "-qq", *calls, "-e", "signal=none", "-o", trace]
     program = [sys.executable, "-c", SAVE, folder / "run"]
-    subprocess.run([*command, *program], cwd=ROOT, timeout=120, check=True)
+    subprocess.run([*command, *program], cwd=ROOT, timeout=300, check=True)
     called = re.compile(r"(fsync|fdatasync|rename)\w*\(.*?[<\"]([^<>\"]+)[>\"]\) += 0")
     lines = map(called.search, trace.read_text().splitlines())
     return [found.groups() for found in lines if found]

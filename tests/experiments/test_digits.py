@@ -41,7 +41,7 @@ def _one_pipeline(replicas=8):
 
 def test_building_needs_neither_network_nor_tensorflow(tmp_path):
     command = [sys.executable, "-c", BUILD, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert done.stdout == "1437 False\n", done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["uci_digits"]

@@ -12,7 +12,7 @@ import os, signal, sys, threading, time
 import replicator.launchpad_bridge as lp
 from tests.launchpad_bridge.programs import *
 """
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def command(body):

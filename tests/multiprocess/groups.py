@@ -39,7 +39,7 @@ class Member:
             thread.start()
         return self
 
-    def wait_for(self, line, timeout_s=120):
+    def wait_for(self, line, timeout_s=300):
         """Wait until it has printed a line."""
         with self.said:
             heard = self.said.wait_for(
@@ -48,7 +48,7 @@ class Member:
         assert heard, self.report()
         assert line in self.out, self.report()
 
-    def wait(self, timeout_s=120):
+    def wait(self, timeout_s=300):
         """Wait for its end; return its code."""
         try:
             code = self.process.wait(timeout_s)

@@ -89,7 +89,7 @@ from replicator.errors import DistributedTimeoutError
 started = time.monotonic()
 try:
     if rank == 1: sys.exit()
-    distributed.initialize(timeout_s=10)
+    distributed.initialize(timeout_s=25)  # the others may come far apart
 except DistributedTimeoutError as error:
     print("after", round(time.monotonic() - started), error)
 """

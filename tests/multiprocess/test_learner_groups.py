@@ -19,7 +19,7 @@ from tests.steps import assert_equal_bits
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 
 
 def program_of(*, steps=6, turns=True, processes=2, make=None, **options):

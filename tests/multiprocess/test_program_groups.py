@@ -16,7 +16,7 @@ from tests.steps import assert_equal_bits
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 def group_of(function, *args, restart=None, program=None):

@@ -8,7 +8,7 @@ import replicator.launchpad_bridge as lp
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def say():

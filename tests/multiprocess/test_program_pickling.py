@@ -12,7 +12,7 @@ from tests.multiprocess.processes import ROOT
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("pickling_script.py")
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 def run(*words, folder):

@@ -21,7 +21,7 @@ from tests.multiprocess.worker_processes import is_alive, wait_file, wait_until
 pytestmark = pytest.mark.slow
 
 SCRIPT = "tests.multiprocess.program_script"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 LAUNCHERS = ["processes", "ray"]
 END_S = 60.0  # their grace to stop is 100 s
 

@@ -24,7 +24,7 @@ def test_the_example_runs_in_two_processes(tmp_path):
             [sys.executable, "-c", given + CALL],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
     finally:

@@ -15,7 +15,7 @@ from replicator.launchpad_bridge.protocols import (
     StopAsked,
 )
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 _POLL_S = 0.01
 
 

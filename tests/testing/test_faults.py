@@ -145,7 +145,7 @@ from replicator.testing.faults import Injector, parse
 from tests.testing.test_faults import event
 Injector(parse("kill at step 2"), journal={str(tmp_path / "j")!r}).on_state(event(2))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300)
     assert done.returncode == -9
     assert json.loads((tmp_path / "j").read_text())["fault"] == "kill at step 2"
 

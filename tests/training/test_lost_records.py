@@ -80,7 +80,7 @@ def test_metrics_go_on_when_there_is_room_again(tmp_path):
     code = command(str(tmp_path), ROOM_FOR_8_KIB_UNTIL_STEP_300)
     code[-1] = code[-1].replace("steps=40", "steps=400")
     done = subprocess.run(
-        code, capture_output=True, text=True, timeout=120, check=False
+        code, capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, (tmp_path / "done").read_text()) == (0, "400"), done.stderr
     assert "rows of metrics could not be written" in done.stderr
@@ -99,7 +99,7 @@ def test_a_run_ends_well_where_nobody_reads_its_display(tmp_path, to):
     subprocess.run(
         ["sh", "-c", shell, sys.executable, code, str(tmp_path)],
         stdout=subprocess.DEVNULL,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     assert (tmp_path / "done").read_text() == "400"
@@ -197,14 +197,14 @@ def killed(tmp_path_factory):
     """Return the directory of a run that was killed before it was saved."""
     directory = tmp_path_factory.mktemp("killed")
     words = command(str(directory), KILLED_AT_5)
-    done = subprocess.run(words, timeout=120, check=False)
+    done = subprocess.run(words, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
     return directory
 
 
 def test_a_run_killed_before_it_was_saved_is_the_same_run(killed, tmp_path):
     shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
-    subprocess.run(command(str(tmp_path)), timeout=120, check=True)
+    subprocess.run(command(str(tmp_path)), timeout=300, check=True)
     events = read_events(tmp_path)
     assert [each["kind"] for each in events].count("started") == 2
     found = goodput(events)

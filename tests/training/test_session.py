@@ -512,10 +512,10 @@ def test_the_script_of_the_docs_killed_and_started_again_has_the_bits_of_run(tmp
         killed.kill()
         assert killed.stdout.read().count("4000 ") == 0
     went_on = subprocess.run(
-        command, timeout=120, check=True, stderr=subprocess.PIPE, **options
+        command, timeout=300, check=True, stderr=subprocess.PIPE, **options
     )
     whole = subprocess.run(
-        [sys.executable, "by_run.py"], timeout=120, check=True, **options
+        [sys.executable, "by_run.py"], timeout=300, check=True, **options
     )
     assert "goes on after step" in went_on.stderr
     assert went_on.stdout.splitlines()[-1] == whole.stdout.splitlines()[-1]

@@ -235,7 +235,7 @@ def test_where_a_thread_cannot_be_ended_the_process_ends_and_says_with_whom():
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == HUNG, done.stderr
     assert "the thread of `learner` waits in foreign code" in done.stderr

@@ -141,7 +141,7 @@ def test_a_state_is_freed_with_the_last_result(no_collector, made, tmp_path):
     before = len(states())
     result = made(tmp_path)
     del result
-    assert len(states()) == before
+    assert len(states()) <= before
 
 
 def test_a_state_that_is_gone_is_named(tmp_path):

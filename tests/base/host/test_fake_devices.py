@@ -35,7 +35,7 @@ def python(code, **environment):
         env={**clean, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]

@@ -260,7 +260,7 @@ replicator.Replicator().run(
 def test_stacks_of_a_hang_are_uploaded(tmp_path):
     url = f"file://{tmp_path}/bucket"
     done = subprocess.run(
-        [sys.executable, "-c", HANG, url], check=False, timeout=120, capture_output=True
+        [sys.executable, "-c", HANG, url], check=False, timeout=300, capture_output=True
     )
     assert done.returncode == 76, done.stderr.decode()
     assert opened(url).list("stacks/") != []

@@ -42,7 +42,7 @@ def test_copy_to_the_host_makes_no_array_on_a_device():
     assert isinstance(copy, np.ndarray)
     assert copy.tolist() == [1, 2]
     assert not np.shares_memory(copy, np.asarray(array))
-    assert buffers() == there
+    assert buffers() <= there  # those of other tests may be collected meanwhile
 
 
 def test_lack_of_room_for_the_copy_is_our_error_and_names_the_way_out():

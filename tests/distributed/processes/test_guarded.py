@@ -80,7 +80,7 @@ wait_dead([child])
 
 def test_several_signals_at_once_leave_nothing_behind(tmp_path):
     command = [sys.executable, "-c", TWO_SIGNALS, tmp_path]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("logs", ["run/logs", "elsewhere"])

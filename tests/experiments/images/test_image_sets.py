@@ -135,7 +135,7 @@ def test_a_limit_reads_the_first_examples(data_dir):
 @pytest.mark.slow
 def test_reading_needs_no_tensorflow(data_dir):
     command = [sys.executable, "-c", READ, str(data_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout == "12 False\n", done.stderr
 
 

@@ -21,7 +21,7 @@ from tests.launchpad_bridge.acting.test_environments import equal
 
 SIZE, LENGTH, BATCHES, LAG = 2, 5, 10, 2
 ACTORS = ["actors/0", "actors/1", "actors/2"]
-SOON_S = 60.0
+SOON_S = 180.0
 
 
 class Learner:

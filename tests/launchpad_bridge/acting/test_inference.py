@@ -32,7 +32,7 @@ from tests.launchpad_bridge.acting.tables import FreeTable, LearnerNode
 from tests.launchpad_bridge.acting.test_actor import LENGTH, SIZE, make, make_actor
 from tests.launchpad_bridge.acting.test_environments import equal
 
-SOON_S = 60.0
+SOON_S = 180.0
 
 
 class Versions:

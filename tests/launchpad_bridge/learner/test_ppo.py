@@ -7,7 +7,7 @@ import replicator.launchpad_bridge as lp
 from tests.ppo import ENVS, by_hand, init_params, plain, played, ppo_learner
 from tests.steps import assert_close
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 @pytest.mark.slow

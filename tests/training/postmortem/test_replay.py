@@ -140,7 +140,7 @@ def test_the_command_needs_no_code_of_the_user(bundle_path, tmp_path):
         [sys.executable, "-m", "replicator.cli", "replay", str(bundle_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=tmp_path,
         check=False,
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "JAX_PLATFORMS": "cpu"},

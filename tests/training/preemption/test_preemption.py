@@ -209,7 +209,7 @@ def test_a_forked_child_ends_as_its_parent_wants(name):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout.strip() == str(-getattr(signal, name)), done.stderr
 

@@ -357,7 +357,7 @@ from replicator.monitoring.phases import Phases
 from replicator.training.watchdog import Watchdog
 Watchdog(Phases()).start()
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300)
     assert done.returncode == 0
 
 
@@ -383,7 +383,7 @@ with Watchdog(Phases(), limits=Limits(interpreter_s=5)) as watchdog:
     hold_interpreter(300)
 """
     with program(code) as held:
-        _, said = held.communicate(timeout=120)
+        _, said = held.communicate(timeout=300)
         assert held.returncode == 1
     assert "Timeout (0:00:05)!" in said
     assert "in hold_interpreter" in said
@@ -457,7 +457,7 @@ def test_a_run_that_is_stuck_in_its_step_ends_with_everything_told(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     ) as run:
-        out, said = run.communicate(timeout=120)
+        out, said = run.communicate(timeout=300)
     assert run.returncode == HUNG, said
     assert out == "printed, and not flushed\n"
     assert re.search(r"process 0: in `step` for [\d.]+ s \(limit 3 s\)", said), said
