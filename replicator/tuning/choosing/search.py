@@ -330,8 +330,7 @@ def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
     assert devices is not None, "the devices are here"
     machine = options.machine or Machine.from_devices(list(devices.devices.flat))
     named = None if options.machine is not None else decision.machine
-    if named is not None and not any(link.torus for link in named.links):
-        named = named.first(devices.size)
+    if named is not None and named.num_devices == devices.size:
         machine = named if named.hardware else named.with_figures_of(machine)
     if machine.num_devices != devices.size:
         raise ArgumentError(
