@@ -22,7 +22,7 @@ from rich.table import Table
 import replicator
 from experiments import config_flags, digits, run_folder
 from experiments.config_flags import Count, Rate, Settings, Whole, check_batch
-from experiments.strategy_flag import StrategyName, named_strategy
+from experiments.strategy_flag import StrategyName, replicator_for
 from models.resnet import TENSOR_PARALLEL, ResNet
 from replicator.base.host.json_lines import read_lines
 from replicator.base.types import InitFn, StepFn
@@ -218,14 +218,7 @@ def main(config: Config) -> None:
         rep = replicator.Replicator(strategy="auto")
         check_batch(config, 1)  # strategies that do not divide are not chosen
     else:
-        strategy = named_strategy(
-            config.strategy,
-            jax.device_count(),
-            tensor_parallel=TENSOR_PARALLEL,
-            pieces=config.width,
-        )
-        rep = replicator.Replicator(strategy=strategy)
-        check_batch(config, rep.num_replicas)
+        rep = replicator_for(config, tensor_parallel=TENSOR_PARALLEL)
     run_folder.claim(config.directory, config, free=FREE)
     outcome = train(rep, config)
     _draw(outcome.curve, Path(config.directory) / "learning_curve.png")

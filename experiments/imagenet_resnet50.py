@@ -42,13 +42,12 @@ from experiments.config_flags import (
     Rate,
     Settings,
     Whole,
-    check_batch,
 )
 from experiments.images.damaged_files import DamagedFiles
 from experiments.images.digit_jpegs import DAMAGED, digit_jpegs
 from experiments.images.jpeg_batches import JpegBatches, images_per_s
 from experiments.images.jpegs import open_jpegs
-from experiments.strategy_flag import StrategyName, named_strategy
+from experiments.strategy_flag import StrategyName, replicator_for
 from models.resnet import TENSOR_PARALLEL, ResNet
 from replicator import Sum
 from replicator.inputs import InputContext
@@ -366,14 +365,7 @@ def main(config: Config) -> None:
         )
     if config.fake_devices and "REPLICATOR_FAKE_DEVICES" not in os.environ:
         replicator.fake_devices(config.fake_devices)
-    strategy = named_strategy(
-        config.strategy,
-        jax.device_count(),
-        tensor_parallel=TENSOR_PARALLEL,
-        pieces=config.width,
-    )
-    rep = replicator.Replicator(strategy=strategy)
-    check_batch(config, rep.num_replicas)
+    rep = replicator_for(config, tensor_parallel=TENSOR_PARALLEL)
     batches = open_batches(config)
     alone = _train_input_fn(config, batches)(
         InputContext(pipeline_index=0, num_pipelines=1, num_replicas=1)

@@ -2,8 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
+import jax
+
+import replicator
+from experiments.config_flags import check_batch
 from replicator import strategies
 from replicator.errors import ArgumentError
 from replicator.strategies import Strategy
@@ -55,3 +59,26 @@ def named_strategy(
             tensor_parallel, model=model, replicas=num_devices // model
         )
     return getattr(strategies, name)()
+
+
+def replicator_for(
+    config: Any, *, tensor_parallel: Mapping[str, tuple[str | None, ...]]
+) -> replicator.Replicator:
+    """Return the `Replicator` that a `strategy` flag asks for, on all devices.
+
+    Args:
+      config: Flags: `strategy`, `global_batch`, and `width`, whose multiples are cut.
+      tensor_parallel: Rules of the model for the builder of this name.
+
+    Raises:
+      ArgumentError: Nothing can be cut over the devices, or the batch does not divide.
+    """
+    strategy = named_strategy(
+        config.strategy,
+        jax.device_count(),
+        tensor_parallel=tensor_parallel,
+        pieces=config.width,
+    )
+    rep = replicator.Replicator(strategy=strategy)
+    check_batch(config, rep.num_replicas)
+    return rep

@@ -2660,6 +2660,13 @@ ROWS = [
         'it wrapped send narrow forms. Pass one with `strategy="auto"`.',
     ),
     Row(
+        "A choice for the problem of a file, and a first state",
+        lambda: replicator.choose("train.py:problem", abs),
+        ArgumentError,
+        "`init_fn` must be left out with 'train.py:problem', whose function gets a "
+        "replicator and returns the step, got <built-in function abs>. Leave it out.",
+    ),
+    Row(
         "A choice among nothing",
         lambda: chosen(candidates=[]),
         ArgumentError,

@@ -11,7 +11,7 @@ import optax
 import replicator
 from replicator.base.types import PyTree
 from replicator.strategies.rule import Partition
-from replicator.tuning.choosing.measuring import Subject
+from replicator.tuning.choosing.subject import Subject
 
 LAYERS = 4
 

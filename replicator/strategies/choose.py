@@ -331,15 +331,13 @@ def _next_check(search: Search) -> tuple[Search, Action | None]:
 def _next_turn(search: Search) -> tuple[Search, Action | None]:
     running = _entered(search)
     turns = [len(each.seconds) for each in running]
-    if len(running) == 1 and turns[0] >= 1:
+    if not running or (len(running) == 1 and turns[0] >= 1):
         return search, None
-    if running and min(turns) == max(turns) >= _LEAST_TURNS:
+    if min(turns) == max(turns) >= _LEAST_TURNS:
         search = _losers_left_out(search, running)
         running = _entered(search)
         if len(running) == 1 or min(turns) >= search.turns:
             return search, None
-    if not running:
-        return search, None
     following = min(running, key=lambda each: len(each.seconds))
     return search, Action(verb="time", name=following.name)
 

@@ -197,26 +197,6 @@ class Machine:
         inside = [link.devices for link in self.links if link.level != "network"]
         return max(inside, default=1)
 
-    def first(self, num_devices: int) -> "Machine":
-        """Return the machine of its first devices: those links that join them.
-
-        Args:
-          num_devices: Number of devices, at most as many as there are.
-
-        >>> [link.devices for link in Machine.from_topology("h100:4x8").first(16).links]
-        [8, 16]
-        """
-        links: list[Link] = []
-        for link in self.links:
-            if links and links[-1].devices == num_devices:
-                break
-            is_last = link.devices >= num_devices
-            # Blocks of this size lie inside one group each.
-            size = num_devices if is_last else math.gcd(link.devices, num_devices)
-            if size > 1:
-                links.append(replace(link, devices=size))
-        return replace(self, num_devices=num_devices, links=tuple(links), hosts=())
-
     def with_figures_of(self, other: "Machine") -> "Machine":
         """Return this machine with devices as those of another, inside a host, too.
 

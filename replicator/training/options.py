@@ -221,6 +221,14 @@ class Checkpointing:
     copy: CopyPlace = "device"
     copies: Every | None = None
 
+    @property
+    def device_copies(self) -> int:
+        """Most copies of the state that lie on devices beside it."""
+        if self.copy != "device":
+            return 0
+        # A copy for launchers may be on its way while another is saved.
+        return 1 if self.copies is None else 2
+
 
 def checkpointing_of(options: RunOptions) -> Checkpointing | None:
     """Return the options of a run's checkpoints; None if it is not saved.

@@ -163,77 +163,86 @@ def make_run_spec(
     Raises:
       ArgumentError: Two arguments contradict each other, or one is of a wrong kind.
     """
-    phases = Phases()
-    checkpointing = checkpointing_of(options)
-    evaluating = evaluating_of(options)
-    recording, replica_checks = recording_of(options), replica_checks_of(options)
-    _check_kinds(step_fn, options, decision)
-    lifting = _lifting(options, defaults, checkpointing)
-    plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
-    check_left_to_run(options)
-    if options.steps is None and dataset is not None:
-        adapters = () if options.inputs is None else options.inputs.adapters
-        dataset = ending("dataset", dataset, adapters=adapters)
-    limits, hooks = as_limits(options.step_timeout), checked_hooks(options.hooks)
-    if checkpointing is not None:
-        hook_states(hooks)  # refuses one that could not be saved
-    _check_first_state(options)
+    asked = _checked(step_fn, dataset, options, decision)
+    dataset, checkpointing = asked["dataset"], asked["checkpointing"]
+    lifting = dataclasses.replace(
+        defaults,
+        accumulate=options.accumulate,
+        steps_per_call=options.steps_per_call,
+        checks=options.checks,
+        state_copies=0 if checkpointing is None else checkpointing.device_copies,
+    )
     layout = decided_layout(decision, step_fn, dataset, options, lifting)
-    first = _first_state(options, layout)
-    events = open_journal(recording.directory)
+    first, phases = _first_state(options, layout), Phases()
+    directory = asked["recording"].directory
+    events = open_journal(directory)
     lifting = _fitted(step_fn, dataset, options, lifting, first, layout)
     reading = _reading(options, lifting)
     check = first_update_check(
-        options.check_first_updates, directory=recording.directory, events=events
+        options.check_first_updates, directory=directory, events=events
     )
+    arguments = _arguments(asked["plan"], checkpointing, lifting, layout, reading)
+    if decision.record is not None:
+        arguments["choice"] = decision.record
     return RunSpec(
+        **asked,
         step=_step(step_fn, options, lifting, layout, phases, check),
         step_fn=step_fn,
         options=lifting,
         first=first,
         first_updates=check,
-        dataset=dataset,
         layout=layout,
-        plan=plan,
         reading=reading,
-        seed=options.seed,
-        arguments={
-            **_arguments(plan, checkpointing, lifting, layout, reading),
-            **({} if decision.record is None else {"choice": decision.record}),
-        },
-        recording=recording,
-        checkpointing=checkpointing,
-        evaluating=evaluating,
+        arguments=arguments,
         evaluation_of=functools.partial(evaluation_of, block=DEFAULT_BLOCK),
         events=events,
-        recovery=make_recovery(
-            first.shapes.user,
-            on_nonfinite=options.on_nonfinite,
-            spikes=options.spikes,
-            on_mismatch=options.on_mismatch,
-            journal=events,
-        ),
-        replica_checks=replica_checks,
-        hooks=hooks,
+        recovery=_recovery(options, first.shapes.user, events),
         phases=phases,
-        limits=limits.for_input(reading.timeout_s),
-        node=options.node,
+        limits=as_limits(options.step_timeout).for_input(reading.timeout_s),
     )
 
 
-def _lifting(
-    options: RunOptions, defaults: CompileOptions, checkpointing: Checkpointing | None
-) -> CompileOptions:
-    copies = 0
-    if checkpointing is not None and checkpointing.copy == "device":
-        # A copy for launchers may be on its way while another is saved.
-        copies = 1 if checkpointing.copies is None else 2
-    return dataclasses.replace(
-        defaults,
-        accumulate=options.accumulate,
-        steps_per_call=options.steps_per_call,
-        checks=options.checks,
-        state_copies=copies,
+def _checked(
+    step_fn: StepFn | None,
+    dataset: Dataset | None,
+    options: RunOptions,
+    decision: Decision,
+) -> dict[str, Any]:
+    """Check all options; return the fields of a `RunSpec` that follow from them."""
+    checkpointing = checkpointing_of(options)
+    evaluating, recording = evaluating_of(options), recording_of(options)
+    replica_checks = replica_checks_of(options)
+    _check_kinds(step_fn, options, decision)
+    plan = LoopPlan(steps=options.steps, steps_per_call=options.steps_per_call)
+    check_left_to_run(options)
+    if options.steps is None and dataset is not None:
+        adapters = () if options.inputs is None else options.inputs.adapters
+        dataset = ending("dataset", dataset, adapters=adapters)
+    as_limits(options.step_timeout)
+    hooks = checked_hooks(options.hooks)
+    if checkpointing is not None:
+        hook_states(hooks)  # refuses one that could not be saved
+    _check_first_state(options)
+    return {
+        "dataset": dataset,
+        "plan": plan,
+        "seed": options.seed,
+        "recording": recording,
+        "checkpointing": checkpointing,
+        "evaluating": evaluating,
+        "replica_checks": replica_checks,
+        "hooks": hooks,
+        "node": options.node,
+    }
+
+
+def _recovery(options: RunOptions, state: Any, log: EventLog | None) -> Recovery:
+    return make_recovery(
+        state,
+        on_nonfinite=options.on_nonfinite,
+        spikes=options.spikes,
+        on_mismatch=options.on_mismatch,
+        journal=log,
     )
 
 

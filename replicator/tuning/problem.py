@@ -21,10 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from replicator.base.trees import named_leaves
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.errors import ArgumentError, ReplicatorError, check_function
+
+_LARGEST_INTEGER = 8  # of those that a batch holds: classes and tokens are that many
 
 ProblemFn = Callable[[Any], tuple[StepFn, InitFn, PyTree]]
 """A function of a `Replicator` that returns `step_fn`, `init_fn` and a batch."""
@@ -169,6 +173,30 @@ def problem_from(function: ProblemFn, rep: Any) -> Problem:
     check_function("step_fn", step_fn, "state, batch", "state, batch, key")
     check_function("init_fn", init_fn, "key")
     return Problem(step_fn, init_fn, _shapes(batch))
+
+
+def random_batch(shapes: PyTree, *, seed: int) -> PyTree:
+    """Return a batch of random numbers.
+
+    Floats are from 0 to 1, so that weights of examples are weights; bytes are any;
+    other integers are below 8, as they may be classes.
+
+    >>> shapes = {"label": jax.ShapeDtypeStruct((4,), "int32")}
+    >>> bool((random_batch(shapes, seed=0)["label"] < 8).all())
+    True
+    """
+    draw = np.random.default_rng(seed)
+
+    def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return np.asarray(draw.random(leaf.shape), leaf.dtype)
+        is_bool = leaf.dtype == np.bool_
+        largest = 2 if is_bool else _LARGEST_INTEGER
+        if leaf.dtype == np.uint8:
+            largest = 256
+        return draw.integers(largest, size=leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(drawn, shapes)
 
 
 def _shapes(batch: PyTree) -> PyTree:

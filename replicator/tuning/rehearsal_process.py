@@ -9,11 +9,8 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from replicator.base.host.fake_devices import fake_devices
-from replicator.base.types import PyTree
 from replicator.distributed.child import received_order
 from replicator.engine.first_update.check import (
     CheckedUpdate,
@@ -29,13 +26,13 @@ from replicator.tuning.problem import (
     at_small_sizes,
     function_of,
     problem_from,
+    random_batch,
 )
 from replicator.tuning.rehearsal import Rehearsal, Status, on_mesh, rehearsed_cut
 from replicator.tuning.rehearse import RehearsalOrder, started_rehearsal
 
 _LONGEST_REASON = 400
 _ONE = "the program"  # there is one
-_LARGEST_INTEGER = 8  # of those that a batch holds: classes and tokens are that many
 
 
 def main() -> None:
@@ -82,30 +79,6 @@ def rehearsed(order: RehearsalOrder) -> Rehearsal:
     except Exception as failure:  # the user's functions run here
         return _failed(found, "refused", failure)
     return _judged(found, checked)
-
-
-def random_batch(shapes: PyTree, *, seed: int) -> PyTree:
-    """Return a batch of random numbers.
-
-    Floats are from 0 to 1, so that weights of examples are weights; bytes are any;
-    other integers are below 8, as they may be classes.
-
-    >>> shapes = {"label": jax.ShapeDtypeStruct((4,), "int32")}
-    >>> bool((random_batch(shapes, seed=0)["label"] < 8).all())
-    True
-    """
-    draw = np.random.default_rng(seed)
-
-    def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            return np.asarray(draw.random(leaf.shape), leaf.dtype)
-        is_bool = leaf.dtype == np.bool_
-        largest = 2 if is_bool else _LARGEST_INTEGER
-        if leaf.dtype == np.uint8:
-            largest = 256
-        return draw.integers(largest, size=leaf.shape).astype(leaf.dtype)
-
-    return jax.tree.map(drawn, shapes)
 
 
 def _variables(problem: Problem) -> tuple[Variable, ...]:

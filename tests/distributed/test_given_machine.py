@@ -9,8 +9,8 @@ from replicator.distributed.given_machine import MACHINE_VARIABLE, find_machine
 from replicator.engine.make_step import rules_of
 from replicator.strategies import Machine, Rule
 from replicator.tuning.choosing.decision import Decision
-from replicator.tuning.choosing.measuring import Subject
 from replicator.tuning.choosing.search import Choosing, ChoosingOptions
+from replicator.tuning.choosing.subject import Subject
 
 NODE = "{{address: {}, cpus: [0, 1, 2, 3], chief: {}}}"
 CLUSTER = f"nodes: [{NODE.format('a', 'yes')}, {NODE.format('b', 'no')}]"

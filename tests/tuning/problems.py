@@ -1,5 +1,6 @@
 """Problems that tests compile, in a file of their own."""
 
+import ctypes
 import os
 import time
 
@@ -55,3 +56,17 @@ def prints(rep):
     print("a line of the user's")
     os.write(1, b"and one past Python\n")
     return problem(rep)
+
+
+HELD = ctypes.pointer(ctypes.c_int())
+
+
+def cannot_be_pickled(rep):
+    step_fn, init_fn, batch = problem(rep)
+    held = HELD
+
+    def holding(state, batch):
+        assert held is not None
+        return step_fn(state, batch)
+
+    return holding, init_fn, batch

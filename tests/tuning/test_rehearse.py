@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from replicator import Replicator, strategies
-from replicator.tuning.rehearsal_process import random_batch, rehearsed
+from replicator.tuning.problem import random_batch
+from replicator.tuning.rehearsal_process import rehearsed
 from replicator.tuning.rehearse import RehearsalOrder, rehearse
 from tests import cut_wrongly
 

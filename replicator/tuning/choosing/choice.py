@@ -47,7 +47,8 @@ class Choice:
     @property
     def summary(self) -> str:
         """What was chosen, of how many, and what came next by the model: a line."""
-        line = f"{self.chosen.name} of {len(self.candidates)} candidates"
+        count = len(self.candidates)
+        line = f"{self.chosen.name} of {count} candidate{'s' * (count > 1)}"
         if self.chosen.predicted is None:
             return line
         others = [each for each in self.candidates if each.status in _MIGHT_WIN]

@@ -18,8 +18,9 @@ from replicator.strategies.rule import Partition
 from replicator.strategies.strategy import Strategy
 from replicator.tuning.choosing.choice import Choice
 from replicator.tuning.choosing.decision import Decision
-from replicator.tuning.choosing.measuring import Subject
 from replicator.tuning.choosing.search import Choosing, ChoosingOptions
+from replicator.tuning.choosing.subject import Subject, SubjectFile
+from replicator.tuning.problem import ProblemFile
 
 
 @short_tracebacks
@@ -35,9 +36,9 @@ class Chooser:
 
     def choose(
         self,
-        step_fn: StepFn,
-        init_fn: InitFn,
-        batch: PyTree,
+        step_fn: StepFn | str,
+        init_fn: InitFn | None = None,
+        batch: PyTree = None,
         *,
         replicator: Any = None,
         devices: Sequence[Any] | None = None,
@@ -63,9 +64,11 @@ class Chooser:
         >>> rep = choice.replicator
 
         Args:
-          step_fn: Step of one replica, as `compile` takes it.
-          init_fn: `init_fn(key)` returns the first state.
-          batch: One global batch.
+          step_fn: Step of one replica, as `compile` takes it. Or `"FILE:FUNCTION"`, a
+            problem as `replicator plan` takes it: another process then imports the
+            file, where it would get pickled functions.
+          init_fn: `init_fn(key)` returns the first state; None for that of a file.
+          batch: One global batch; for a file by default random numbers of its shapes.
           replicator: A `Replicator(strategy="auto")` to decide for. Optimizers that it
             wrapped obey rules for sums, so these are candidates, too.
           devices: Devices to choose for; all by default, or those of `replicator`.
@@ -89,8 +92,6 @@ class Chooser:
           BatchError: `batch` is no batch.
           DeviceMemoryError: None fits; names the nearest, and a change that fits.
         """
-        check_function("step_fn", step_fn, "state, batch", "state, batch, key")
-        check_function("init_fn", init_fn, "key")
         options = ChoosingOptions(
             machine=machine,
             candidates=candidates,
@@ -100,36 +101,59 @@ class Chooser:
             memory_limit_bytes=memory_limit_bytes,
             limit_s=limit_s,
         )
-        if replicator is None:
-            _require_replicator(options)
-            decision = Decision(replica_mesh(devices=devices), None, "fast")
+        lifting = CompileOptions(accumulate=accumulate)
+        if isinstance(step_fn, str):
+            _require_no_functions(step_fn, init_fn, replicator)
+            file = SubjectFile(
+                problem=ProblemFile.from_text(step_fn),
+                make_replicator=self._make,
+                batch=None if batch is None else _checked_batch(batch, devices),
+                options=lifting,
+                seed=seed,
+            )
+            subject = file.subject(devices)
         else:
-            decision = _open_decision(replicator, devices)
-        subject = Subject(
-            step_fn=step_fn,
-            init_fn=init_fn,
-            batch=_checked_batch(batch, decision),
-            decision=decision,
-            options=CompileOptions(accumulate=accumulate),
-            seed=seed,
-        )
+            check_function("step_fn", step_fn, "state, batch", "state, batch, key")
+            check_function("init_fn", init_fn, "key")
+            decision = _open_decision(replicator, devices, options)
+            assert decision.devices is not None, "the devices are here"
+            subject = Subject(
+                step_fn=step_fn,
+                init_fn=init_fn,
+                batch=_checked_batch(batch, list(decision.devices.devices.flat)),
+                decision=decision,
+                options=lifting,
+                seed=seed,
+            )
         choice = choose_for(subject, options)
         if replicator is None:
-            assert decision.devices is not None, "the devices are here"
-            on = list(decision.devices.devices.flat)
+            mesh = subject.decision.devices
+            assert mesh is not None, "the devices are here"
+            on = list(mesh.devices.flat)
             replicator = self._make(strategy=choice.strategy, devices=on)
         return dataclasses.replace(choice, replicator=replicator)
 
 
-def _require_replicator(options: ChoosingOptions) -> None:
-    if options.lossy:
-        raise ArgumentError(
-            "`replicator` must be given with `lossy=True`, got None: only optimizers "
-            'that it wrapped send narrow forms. Pass one with `strategy="auto"`.'
-        )
+def _require_no_functions(step_fn: str, init_fn: InitFn | None, rep: Any) -> None:
+    for name, given in (("init_fn", init_fn), ("replicator", rep)):
+        if given is not None:
+            raise ArgumentError(
+                f"`{name}` must be left out with {step_fn!r}, whose function gets a "
+                f"replicator and returns the step, got {given!r:.80}. Leave it out."
+            )
 
 
-def _open_decision(replicator: Any, devices: Sequence[Any] | None) -> Decision:
+def _open_decision(
+    replicator: Any, devices: Sequence[Any] | None, options: ChoosingOptions
+) -> Decision:
+    if replicator is None:
+        if options.lossy:
+            raise ArgumentError(
+                "`replicator` must be given with `lossy=True`, got None: only "
+                "optimizers that it wrapped send narrow forms. Pass one with "
+                '`strategy="auto"`.'
+            )
+        return Decision(replica_mesh(devices=devices), None, "fast")
     decision = getattr(replicator, "decision", None)
     is_one = isinstance(decision, Decision)
     if not is_one or decision.is_made:
@@ -149,15 +173,14 @@ def _open_decision(replicator: Any, devices: Sequence[Any] | None) -> Decision:
     return decision
 
 
-def _checked_batch(batch: PyTree, decision: Decision) -> PyTree:
+def _checked_batch(batch: PyTree, devices: Sequence[Any] | None) -> PyTree:
     """Return a global batch on the host.
 
     Raises:
       BatchError: It is none.
     """
-    assert decision.devices is not None, "the devices are here"
     batch = lists_as_arrays(batch, name="batch")
-    one = replica_mesh(1, devices=[decision.devices.devices.flat[0]])
+    one = replica_mesh(1, devices=devices)
     placed_shapes(batch, ReplicatedLayout(one))
     return on_host(batch)
 

@@ -33,7 +33,8 @@ from replicator.strategies.strategy import Strategy
 from replicator.strategies.text import to_json
 from replicator.tuning.choosing import process
 from replicator.tuning.choosing.candidates import Work
-from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject
+from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer
+from replicator.tuning.choosing.subject import Subject
 from replicator.tuning.outcome import features_from
 
 
@@ -54,7 +55,7 @@ class ElsewhereMeasurer:
         self, subject: Subject, devices: Mesh, *, limit_s: float, until_s: float
     ) -> None:
         self._here = Measurer(subject, devices)
-        self._subject = pickled(subject)
+        self._subject = pickled(subject.file or subject)
         self._count, self._limit_s = devices.size, limit_s
         self._child: tuple[GuardedProcess, IO[bytes]] | None = None
         self._ending = contextlib.ExitStack()

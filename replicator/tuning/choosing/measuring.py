@@ -6,7 +6,7 @@ there at a time. Programs stay, so that strategies can be timed in turns.
 
 import dataclasses
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from replicator.base.flat_tree import FlatTree, whole
 from replicator.base.mesh import spans_processes
 from replicator.base.padded import unpadded
-from replicator.base.types import InitFn, PyTree, StepFn
+from replicator.base.types import PyTree, StepFn
 from replicator.distributed import same_everywhere
 from replicator.engine.check_step import trace_checked
 from replicator.engine.first_update.comparison import differences, law
@@ -56,35 +56,12 @@ from replicator.strategies.cost import Features
 from replicator.strategies.strategy import Strategy
 from replicator.strategies.variables import variables_of
 from replicator.tuning.choosing.candidates import Work
-from replicator.tuning.choosing.decision import Decision
+from replicator.tuning.choosing.subject import Subject
 
 _STEPS = 3  # of a turn, after one that warms up
 _NUDGES = 4
 _TIMES_ITSELF = 3.0  # as the check of first updates
 _LONGEST_REASON = 160
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """A step to find a strategy for.
-
-    Attributes:
-      step_fn: Step of one replica.
-      init_fn: Makes its first state; None where that is given.
-      init_state: The first state, on the host; None where it is made.
-      batch: One global batch, on the host.
-      decision: The layout that its optimizers refer to.
-      options: Options of lifting it.
-      seed: Seed of the first state.
-    """
-
-    step_fn: StepFn
-    init_fn: InitFn | None
-    init_state: PyTree = None
-    batch: PyTree
-    decision: Decision
-    options: CompileOptions = field(default_factory=CompileOptions)
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

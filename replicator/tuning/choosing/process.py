@@ -13,6 +13,7 @@ from replicator.base.mesh import replica_mesh
 from replicator.distributed.child import received_order
 from replicator.strategies.text import from_json
 from replicator.tuning.choosing.measuring import Measurer, reason
+from replicator.tuning.choosing.subject import SubjectFile
 
 SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
@@ -33,8 +34,10 @@ def main() -> None:
     fake_devices(about["devices"])
     try:
         subject = received_order()
+        if isinstance(subject, SubjectFile):
+            subject = subject.subject()
     except Exception as failure:  # of the user's modules, of any kind
-        why = f"it cannot be unpickled: {reason(failure)}"
+        why = f"it cannot be read there: {reason(failure)}"
         print(json.dumps({"kind": "CandidateFailed", "why": why}), file=answers)
         return
     measurer = Measurer(subject, replica_mesh(about["devices"], devices=None))

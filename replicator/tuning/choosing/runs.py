@@ -27,8 +27,8 @@ from replicator.strategies.strategy import Strategy
 from replicator.strategies.text import from_json
 from replicator.tuning.choosing.chooser import choose_for
 from replicator.tuning.choosing.decision import Decision
-from replicator.tuning.choosing.measuring import Subject
 from replicator.tuning.choosing.search import ChoosingOptions
+from replicator.tuning.choosing.subject import Subject
 
 _log = logging.getLogger(__name__)
 

@@ -55,12 +55,13 @@ from replicator.tuning.choosing.candidates import (
 )
 from replicator.tuning.choosing.decision import Decision
 from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
-from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer, Subject
+from replicator.tuning.choosing.measuring import CompiledStrategy, Measurer
 from replicator.tuning.choosing.refusals import (
     fitting_microbatches,
     nothing_fits,
     too_many,
 )
+from replicator.tuning.choosing.subject import Subject
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class Choosing:
             return strategies_for(
                 self._machine,
                 tensor_rules=self._options.tensor_rules,
-                rules=not self._subject.decision.is_made,
+                rules=self._subject.obeys_rules,
                 lossy=self._options.lossy,
             )
         found: dict[str, Strategy] = {}
@@ -330,8 +331,7 @@ def _machine(decision: Decision, options: ChoosingOptions) -> Machine:
     assert devices is not None, "the devices are here"
     machine = options.machine or Machine.from_devices(list(devices.devices.flat))
     named = None if options.machine is not None else decision.machine
-    if named is not None and not any(link.torus for link in named.links):
-        named = named.first(devices.size)
+    if named is not None and named.num_devices == devices.size:
         machine = named if named.hardware else named.with_figures_of(machine)
     if machine.num_devices != devices.size:
         raise ArgumentError(

@@ -1,10 +1,10 @@
 """Whole choices: `replicator.choose`, and runs with `strategy="auto"`."""
 
-import contextlib
 import ctypes
 import json
 import os
 import pickle
+import sys
 import time
 
 import jax
@@ -13,12 +13,15 @@ import pytest
 import replicator
 from replicator import Replicator
 from replicator.base.mesh import replica_mesh
+from replicator.engine.sharded_step import CompileOptions
 from replicator.errors import ArgumentError, DeviceMemoryError
 from replicator.strategies import Machine, data_parallel, hybrid
 from replicator.strategies.choose import NoTimeLeft
 from replicator.tuning.choosing.decision import Decision
 from replicator.tuning.choosing.elsewhere import ElsewhereMeasurer
-from replicator.tuning.choosing.measuring import Subject
+from replicator.tuning.choosing.subject import Subject, SubjectFile
+from replicator.tuning.problem import ProblemFile
+from tests.tuning import problems
 from tests.tuning.choosing.subjects import BATCH, STRATEGIES, deadly, plain
 
 MODEL = Machine.from_topology("h100:8")
@@ -137,21 +140,40 @@ def test_a_step_that_another_process_cannot_unpickle_is_tried_here(caplog):
 
     choice = replicator.choose(held, init_fn, batch, candidates=[data_parallel()])
     assert choice.is_measured
-    assert "it cannot be unpickled: OSError: no such dataset" in caplog.text
+    assert "it cannot be read there: OSError: no such dataset" in caplog.text
 
 
 @pytest.mark.slow
+def test_the_step_of_a_file_is_imported_elsewhere(caplog):
+    place = f"{problems.__file__}:cannot_be_pickled"
+    choice = replicator.choose(place, candidates=[data_parallel()])
+    assert choice.is_measured
+    assert "tried in this process" not in caplog.text
+    assert choice.replicator.mesh.size == 8
+
+
+def test_the_optimizers_of_a_file_obey_rules(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file = SubjectFile(
+        problem=ProblemFile.from_text(f"{problems.__file__}:problem"),
+        make_replicator=Replicator,
+        batch=None,
+        options=CompileOptions(),
+        seed=0,
+    )
+    subject = file.subject()
+    assert subject.obeys_rules
+    assert subject.batch["x"].shape == problems.BATCH["x"].shape
+
+
 def test_no_answer_takes_longer_than_there_is_time():
     step_fn, init_fn, batch = plain()
     decision = Decision(replica_mesh(), None, "fast")
     subject = Subject(step_fn=step_fn, init_fn=init_fn, batch=batch, decision=decision)
-    measurer = ElsewhereMeasurer(
-        subject, replica_mesh(), limit_s=600, until_s=time.monotonic() + 120
+    over = ElsewhereMeasurer(
+        subject, replica_mesh(), limit_s=600, until_s=time.monotonic()
     )
-    with contextlib.closing(measurer):
-        measurer._until_s = time.monotonic()
-        found = measurer.compile("fsdp", STRATEGIES[1])
-        assert isinstance(found, NoTimeLeft)
+    assert isinstance(over.compile("fsdp", STRATEGIES[1]), NoTimeLeft)
 
 
 def run(rep, directory, steps):

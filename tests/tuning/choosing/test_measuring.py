@@ -6,7 +6,8 @@ from replicator.base.mesh import replica_mesh
 from replicator.strategies import Rule, Rules
 from replicator.strategies.choose import CandidateFailed
 from replicator.tuning.choosing.decision import Decision
-from replicator.tuning.choosing.measuring import Measurer, Subject
+from replicator.tuning.choosing.measuring import Measurer
+from replicator.tuning.choosing.subject import Subject
 from tests.tuning.choosing.subjects import STRATEGIES, plain
 
 
