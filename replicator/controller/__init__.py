@@ -3,7 +3,7 @@
 from replicator.controller.controller import Controller
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
-from replicator.controller.future import Future
+from replicator.controller.future import Future, read
 from replicator.controller.islands.server import IslandServer
 from replicator.controller.makers import connect, local, start
 from replicator.controller.pipeline.pipeline import (
@@ -44,5 +44,6 @@ __all__ = [
     "interleaved",
     "local",
     "one_f_one_b",
+    "read",
     "start",
 ]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.types import PyTree
 from replicator.controller.islands.protocol import Island, Key
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
@@ -132,6 +133,10 @@ class Future(_Operators):
           TimeoutError: It was not computed in time.
           ArgumentError: An op took its memory, or its client or slice is gone.
         """
+        self._wait(timeout_s)
+        return self._island.read([self._key])[0]
+
+    def _wait(self, timeout_s: float | None = None) -> None:
         self._check()
         try:
             error = self._pending.done.exception(timeout_s)
@@ -143,7 +148,6 @@ class Future(_Operators):
         self._check()
         if error is not None:
             raise error.with_traceback(None)
-        return self._island.read(self._key)
 
     def _check(self) -> None:
         if self._donated_to:
@@ -212,3 +216,30 @@ class Future(_Operators):
     def __repr__(self) -> str:
         """Wait, and return its text."""
         return repr(self.result())
+
+
+def read(tree: PyTree) -> PyTree:
+    """Wait for all futures of a tree; return it with arrays in their place.
+
+    What is on one island comes in one message: for the numbers of a step.
+
+    Raises:
+      OpFailedError: An op that one depends on failed.
+      ArgumentError: An op took the memory of one.
+
+    >>> with controller.local(islands=1, devices=1) as pw:
+    ...     controller.read({"loss": pw.put(jnp.ones(2), pw.slice(1)), "step": 3})
+    {'loss': Array([1., 1.], dtype=float32), 'step': 3}
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    by_island: dict[int, list[int]] = {}
+    for at, leaf in enumerate(leaves):
+        if isinstance(leaf, Future):
+            leaf._wait()
+            by_island.setdefault(id(leaf._island), []).append(at)
+    for places in by_island.values():
+        island = leaves[places[0]]._island
+        found = island.read([leaves[at]._key for at in places])
+        for at, array in zip(places, found, strict=True):
+            leaves[at] = array
+    return jax.tree.unflatten(structure, leaves)

@@ -178,7 +178,7 @@ class HostedIsland:
 
     def read(self, keys: Sequence[Key]) -> Data:
         """Return values that were reported."""
-        return [array_data(self._island.read(key)) for key in keys]
+        return [array_data(array) for array in self._island.read(keys)]
 
     def close(self) -> None:
         """End after the messages so far."""

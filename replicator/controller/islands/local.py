@@ -134,9 +134,9 @@ class LocalIsland:
             if self._awaited is not None and self._awaited[0] == source:
                 self._fail_awaited(error)
 
-    def read(self, key: Key) -> jax.Array:
-        """Return a value that was reported."""
-        return self._values[key].array
+    def read(self, keys: Sequence[Key]) -> list[jax.Array]:
+        """Return values that were reported."""
+        return [self._values[key].array for key in keys]
 
     def drop(self, key: Key) -> None:
         """Forget a value after all messages so far; may be called in any thread."""

@@ -176,8 +176,8 @@ class Island(Protocol):
         """Take the message with the next number, and return at once."""
         ...
 
-    def read(self, key: Key) -> jax.Array:
-        """Return a value that was reported."""
+    def read(self, keys: Sequence[Key]) -> list[jax.Array]:
+        """Return values that were reported."""
         ...
 
     def drop(self, key: Key) -> None:

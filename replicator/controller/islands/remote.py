@@ -155,12 +155,14 @@ class RemoteIsland:
             self._open.setdefault(message.run, _outputs(message.order_list))
         self._outbox.put(message)
 
-    def read(self, key: Key) -> jax.Array:
-        """Return a value that was reported; it is fetched once."""
-        if key not in self._read:
-            (found,) = self._called("read", self._session, [key])
-            self._read[key] = jnp.asarray(array_from(found))
-        return self._read[key]
+    def read(self, keys: Sequence[Key]) -> list[jax.Array]:
+        """Return values that were reported; each is fetched once."""
+        missing = [key for key in keys if key not in self._read]
+        if missing:
+            found = self._called("read", self._session, missing)
+            arrays = (jnp.asarray(array_from(each)) for each in found)
+            self._read.update(zip(missing, arrays, strict=True))
+        return [self._read[key] for key in keys]
 
     def drop(self, key: Key) -> None:
         """Forget a value after all messages so far; may be called in any thread."""
