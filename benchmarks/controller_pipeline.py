@@ -3,19 +3,22 @@
     python -m benchmarks.controller_pipeline
 
 Sleeping callbacks stand for computing, so two cores are enough for four stages.
-`ratio` is the time of 16 microbatches forward over (M + S - 1) ops; `train_ratio` that
+`ratio` is the time of 16 microbatches forward over (M + S - 1) ops, `process_ratio` on
+islands in processes, where there are any; `train_ratio` that
 of an update with one forward, one backward over its schedule without moves;
 `enqueue_share` the part of an update's time that the call takes; `live` the most
 microbatches at once between their forward and backward in the first stage, counted as
 it runs. Medians of rounds.
 """
 
+import functools
 import json
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 # Before JAX starts: the pool of XLA's CPU client needs a thread per callback.
 os.environ.setdefault("NPROC", "16")
@@ -63,6 +66,8 @@ def main(argv: list[str]) -> None:
         state = pipe.init(params)
         result = _measured(pipe, state, x)
     result["live"] = alive.most
+    if start := getattr(controller, "start", None):
+        result["process_ratio"] = _process_ratio(start, params, x)
     result["seconds"] = round(time.monotonic() - started_s, 1)
     print(json.dumps(result))
 
@@ -96,6 +101,32 @@ def _measured(
         "train_ratio": round(statistics.median(train_ratios), 3),
         "enqueue_share": round(statistics.median(shares), 4),
     }
+
+
+def _process_ratio(
+    start: Callable[..., Any], params: Sequence[dict], x: np.ndarray
+) -> float:
+    """Return the same as `ratio`, on islands in processes of their own."""
+    with start(islands=_STAGES, devices=1) as pw:
+        slices = [pw.slice(1, island=f"island{n}") for n in range(_STAGES)]
+        # Their counts stay there; a lock could not be sent.
+        stages = [functools.partial(_sleeping, _SLEEP_S.value)] * _STAGES
+        pipe = pw.pipeline(stages, _loss, slices, _MICROBATCHES)
+        state = pipe.init(params)
+        pipe.forward(state, x).result()
+        rounds = range(_ROUNDS.value)
+        times_s = [_times_s(lambda: [pipe.forward(state, x)])[1] for _ in rounds]
+    forward_s = (_MICROBATCHES + _STAGES - 1) * _SLEEP_S.value
+    return round(statistics.median(times_s) / forward_s, 3)
+
+
+def _sleeping(seconds: float, params: dict, x: jax.Array) -> jax.Array:
+    def slept(x: np.ndarray) -> np.ndarray:
+        time.sleep(seconds)
+        return np.asarray(x)
+
+    x = x * params["w"]
+    return jax.pure_callback(slept, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
 def _all(update: controller.PipelineUpdate) -> list[controller.Future]:

@@ -39,23 +39,9 @@ class PipelineUpdate(NamedTuple):
 class Binder(Protocol):
     """What a pipeline needs of the controller."""
 
-    def fn(
-        self,
-        f: Callable[..., PyTree],
-        slice: Slice,  # noqa: A002
-        in_specs: PyTree = None,
-        out_specs: PyTree = None,
-    ) -> Callable[..., PyTree]:
-        """Bind a function to a slice."""
-        ...
-
-    def put(self, tree: PyTree, slice: Slice, specs: PyTree = None) -> PyTree:  # noqa: A002
-        """Place arrays on a slice."""
-        ...
-
-    def program(self, fn: Any = None, *, fuse: bool = True) -> Any:
-        """Make a function one dataflow."""
-        ...
+    fn: Callable[..., Any]
+    put: Callable[..., Any]
+    program: Callable[..., Any]
 
 
 class Pipeline:
@@ -117,10 +103,10 @@ class Pipeline:
         self.simulation = simulate(
             orders, stages=len(stages), microbatches=microbatches
         )
-        self._pw, self._slices, self._tx = pw, slices, optimizer
+        self._pw, self._slices = pw, slices
+        self._tx = optax.set_to_zero() if optimizer is None else optimizer
         self._specs = specs or [None] * len(stages)
-        self._joint: dict[Any, JointUpdate] = {}
-        self._traced = tracing.Traced(
+        self._traced = tracing.PipelineTrace(
             stages=stages,
             loss=loss,
             microbatches=microbatches,
@@ -146,7 +132,7 @@ class Pipeline:
         """
         params = list(params)
         check_params(params, len(self._specs), self._traced.shared)
-        if self._tx is not None and optimizer is None:
+        if optimizer is None:
             optimizer = self._tx.init(params)
         self._joint_of(params, optimizer)
         placed = [
@@ -219,9 +205,6 @@ class Pipeline:
     ) -> tuple[Any, ...]:
         self._check_batch("x", x)
         self._check_batch("targets", targets)
-        if key is not None and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            self._traced.key_impl = jax.random.key_impl(key)
-            key = jax.random.key_data(key)
         return state, x, targets, key
 
     def _check_batch(self, name: str, tree: PyTree) -> None:
@@ -239,39 +222,26 @@ class Pipeline:
     ) -> PipelineUpdate:
         loss, count, sums = self._traced.gradients(state.params, x, targets, key)
         joint = self._joint_of(state.params, state.optimizer)
-        flat = jax.tree.leaves((sums, count, state.params, state.optimizer))
-        results = joint(flat, self._bind)
-        gradients, params = sums, state.params
-        optimizer = state.optimizer
-        if self._tx is None:
-            gradients = jax.tree.unflatten(jax.tree.structure(params), results)
-        else:
-            structure = jax.tree.structure((gradients, params, optimizer))
-            gradients, params, optimizer = jax.tree.unflatten(structure, results)
+        arguments = sums, count, *state
+        results = joint(jax.tree.leaves(arguments), self._bind)
+        structure = jax.tree.structure((sums, *state))
+        gradients, params, optimizer = jax.tree.unflatten(structure, results)
         return PipelineUpdate(loss, gradients, PipelineState(params, optimizer))
 
     def _joint_of(self, params: list[PyTree], optimizer: PyTree) -> JointUpdate:
         """Return the update of all stages for parameters, cut into ops of each."""
         like = jax.tree.map(tracing.shape_of, (params, optimizer))
-        leaves, structure = jax.tree.flatten(like)
-        known = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if known not in self._joint:
-            sums = jax.tree.map(tracing.sum_shape, like[0])
-            one = jax.ShapeDtypeStruct((), jnp.float32)
-            arguments = sums, one, *like
-            of_params = homes_of(params, params)
-            of_state = homes_of(optimizer, params)
-            wanted = of_params
-            if self._tx is not None:
-                wanted = [*of_params, *of_params, *of_state]
-            self._joint[known] = JointUpdate(
-                tracing.flat_update(self._tx, jax.tree.structure(arguments)),
-                jax.tree.leaves(arguments),
-                homes=[*of_params, len(self._specs) - 1, *of_params, *of_state],
-                outputs=[home or 0 for home in wanted],
-                stages=len(self._specs),
-            )
-        return self._joint[known]
+        sums = jax.tree.map(tracing.sum_shape, like[0])
+        arguments = sums, jax.ShapeDtypeStruct((), jnp.float32), *like
+        homes = homes_of(params, params)
+        of_state = homes_of(optimizer, params)
+        return JointUpdate(
+            tracing.flat_update(self._tx, jax.tree.structure(arguments)),
+            jax.tree.leaves(arguments),
+            homes=[*homes, len(self._specs) - 1, *homes, *of_state],
+            outputs=[home or 0 for home in (*homes, *homes, *of_state)],
+            stages=len(self._specs),
+        )
 
     def _bind(
         self,

@@ -6,7 +6,7 @@ not returned, as XLA would copy it for each microbatch: the backward gets the ar
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -38,113 +38,73 @@ class StageInput(NamedTuple):
     key: Any
 
 
-class StageOps:
-    """Forward and backward of a stage, traced for arguments of one structure.
+def stage_ops(
+    fn: Callable[..., PyTree],
+    loss: Callable[..., Any] | None,
+    *,
+    number: int,
+    count: int,
+    bind: tuple[Bind, Bind],
+    like: tuple[PyTree, StageInput],
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return forward and backward of a stage, for arguments of one structure.
 
     Args:
       fn: `fn(params, x)`, or `fn(params, x, key)`.
       loss: `loss(y, targets)`, for the last stage.
       number: Its number; the first one takes the batch, which has no gradient.
       count: Number of microbatches.
-      key_impl: Of the random key, whose data it is given.
-      forward: Makes the op of the forward.
-      backward: Makes the op of the backward.
+      bind: Makes the op of the forward, and that of the backward.
       like: Shapes of its parameters and its input.
+
+    Returns:
+      `forward(token, params, given)` returns the next token, results (the sum of the
+      loss, in the last stage), the count of the loss, and residuals.
+      `backward(token, sums, residuals, cotangent)` returns the next token, the sums of
+      gradients, and the gradient of the input in a list, which is empty in the first
+      stage. The token makes ops of a slice run one after the other, as the stream of a
+      device does: a CPU would run all whose inputs are there, and keep their residuals.
 
     Raises:
       ArgumentError: It returns what has no gradient, or the loss is no scalar.
     """
+    run = functools.partial(_run, fn, loss, number, count)
+    closed, (y, aux, back) = jax.make_jaxpr(run, return_shape=True)(*like)
+    structure, tree = jax.tree.structure((y, aux)), jax.tree.structure(back)
+    invars = {var: at for at, var in enumerate(closed.jaxpr.invars)}
+    saved = closed.jaxpr.outvars[structure.num_leaves :]
+    # For each residual, which argument it is, if it is one.
+    given_at = [
+        None if isinstance(var, core.Literal) else invars.get(var) for var in saved
+    ]
 
-    def __init__(
-        self,
-        fn: Callable[..., PyTree],
-        loss: Callable[..., Any] | None,
-        *,
-        number: int,
-        count: int,
-        key_impl: Any,
-        forward: Bind,
-        backward: Bind,
-        like: tuple[PyTree, StageInput],
-    ) -> None:
-        run = functools.partial(_run, fn, loss, number, count, key_impl)
-        closed, shapes = jax.make_jaxpr(run, return_shape=True)(*like)
-        self._shapes = shapes
-        self._closed = closed
-        outvars, invars = closed.jaxpr.outvars, closed.jaxpr.invars
-        flat, self._tree = jax.tree.flatten(shapes[2])
-        first = len(outvars) - len(flat)
-        # For each residual, which argument or result it is.
-        self._kept = list(range(first))
-        self._sources: list[tuple[bool, int]] = []
-        for at, var in enumerate(outvars[first:], first):
-            if not isinstance(var, core.Literal) and var in invars:
-                self._sources.append((True, invars.index(var)))
-            else:
-                self._sources.append((False, len(self._kept) - first))
-                self._kept.append(at)
-        self._taken = sorted({at for is_given, at in self._sources if is_given})
-        self._forward = forward(named(f"forward{number}", self._run_forward))
-        self._backward = backward(named(f"backward{number}", self._run_backward))
+    def run_forward(token: jax.Array, *leaves: jax.Array) -> Any:
+        outs = core.jaxpr_as_fun(closed)(*leaves)
+        results = jax.tree.unflatten(structure, outs[: structure.num_leaves])
+        residuals = zip(outs[structure.num_leaves :], given_at, strict=True)
+        return token + 1, results, [out for out, at in residuals if at is None]
 
-    def forward(
-        self, token: jax.Array, params: PyTree, given: StageInput
-    ) -> tuple[jax.Array, PyTree, PyTree, Any]:
-        """Run it for one microbatch, after the op of the slice that made the token.
-
-        Returns:
-          The next token, the results (the sum of the losses, in the last stage), the
-          count (likewise), and what `backward` takes.
-        """
-        leaves = jax.tree.leaves((params, given))
-        token, *outs = self._forward(token, *leaves)
-        y, aux, _ = self._shapes
-        size, ahead = jax.tree.structure(y).num_leaves, len(jax.tree.leaves((y, aux)))
-        results = jax.tree.unflatten(jax.tree.structure(y), outs[:size])
-        counts = jax.tree.unflatten(jax.tree.structure(aux), outs[size:ahead])
-        return (
-            token,
-            results,
-            counts,
-            ([leaves[at] for at in self._taken], outs[ahead:]),
-        )
-
-    def backward(
-        self, token: jax.Array, sums: PyTree, saved: Any, cotangent: PyTree
-    ) -> tuple[jax.Array, PyTree, PyTree]:
-        """Add a microbatch's gradients to the sums.
-
-        Returns:
-          The next token, the sums, and the gradient of the input; that of the first
-          stage is None.
-        """
-        return self._backward(token, sums, *saved, cotangent)
-
-    def _run_forward(self, token: jax.Array, *leaves: jax.Array) -> list[jax.Array]:
-        outs = core.jaxpr_as_fun(self._closed)(*leaves)
-        # The token makes ops of a slice run one after the other, as a device's stream
-        # does: else a CPU runs all whose inputs are there, and keeps their residuals.
-        return [token + 1, *(outs[at] for at in self._kept)]
-
-    def _run_backward(
-        self,
-        token: jax.Array,
-        sums: PyTree,
-        given: Sequence[jax.Array],
-        saved: Sequence[jax.Array],
-        cotangent: PyTree,
-    ) -> tuple[jax.Array, PyTree, PyTree]:
-        values = dict(zip(self._taken, given, strict=True))
-        leaves = [
-            values[at] if is_given else saved[at] for is_given, at in self._sources
-        ]
+    def run_backward(
+        token: jax.Array, sums: PyTree, residuals: Any, cotangent: PyTree
+    ) -> Any:
         if cotangent is None:  # of the loss
-            cotangent = jnp.ones((), self._shapes[0].dtype)
-        of_params, *of_x = jax.tree.unflatten(self._tree, leaves)(cotangent)
+            cotangent = jnp.ones((), y.dtype)
+        of_params, *of_x = jax.tree.unflatten(tree, residuals)(cotangent)
         sums = jax.tree.map(
-            lambda total, new: total + new.astype(total.dtype), sums, of_params
+            lambda sum_, new: sum_ + new.astype(sum_.dtype), sums, of_params
         )
-        return token + 1, sums, of_x[0] if of_x else None
+        return token + 1, sums, of_x
+
+    forward_op = bind[0](named(f"forward{number}", run_forward))
+
+    def forward(token: jax.Array, params: PyTree, given: StageInput) -> Any:
+        leaves = jax.tree.leaves((params, given))
+        token, (results, counts), made = forward_op(token, *leaves)
+        rest = iter(made)
+        residuals = [next(rest) if at is None else leaves[at] for at in given_at]
+        return token, results, counts, residuals
+
+    return forward, bind[1](named(f"backward{number}", run_backward))
 
 
 def named(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,18 +122,14 @@ def _run(
     loss: Callable[..., Any] | None,
     number: int,
     count: int,
-    key_impl: Any,
     params: PyTree,
     given: StageInput,
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Return results, the count of the loss, and the function of gradients."""
 
     def of(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-        key = given.key
-        if key_impl is not None and key is not None:
-            key = jax.random.wrap_key_data(key, impl=key_impl)
         with in_microbatch(Microbatch(given.number, count)):
-            y = fn(params, x) if key is None else fn(params, x, key)
+            y = fn(params, x, *([] if given.key is None else [given.key]))
             if loss is None:
                 _check_results(number, y)
                 return y, None

@@ -15,11 +15,11 @@ from replicator.base.types import PyTree
 from replicator.collectives.moments import wider_dtype
 from replicator.controller.pipeline.parameters import filled, without
 from replicator.controller.pipeline.simulation import ScheduledOp
-from replicator.controller.pipeline.stage_ops import StageInput, StageOps, named
+from replicator.controller.pipeline.stage_ops import StageInput, named, stage_ops
 
 
 @dataclasses.dataclass(kw_only=True)
-class Traced:
+class PipelineTrace:
     """What the dataflows of a pipeline are traced of.
 
     Attributes:
@@ -31,7 +31,6 @@ class Traced:
       bind: `bind(stage, f, in_specs, out_specs)` makes an op of the stage's slice.
       specs: For each stage, partition specs of its parameters.
       batch_spec: Of arrays with a leading axis of examples.
-      key_impl: Of the random key.
     """
 
     stages: Sequence[Callable[..., PyTree]]
@@ -42,7 +41,6 @@ class Traced:
     bind: Callable[..., Callable[..., PyTree]]
     specs: Sequence[PyTree]
     batch_spec: PartitionSpec | None
-    key_impl: Any = None
 
     def gradients(
         self, params: Sequence[PyTree], x: PyTree, targets: PyTree, key: Any
@@ -53,15 +51,13 @@ class Traced:
         begun = [self._begin(stage, tree) for stage, tree in enumerate(params)]
         tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
         sums = [zeros for _, _, zeros in begun]
-        inputs = dict(enumerate(self._split(0, x)))
-        goals = self._split(last, targets)
-        ops: dict[int, StageOps] = {}
-        results: dict[tuple[int, int], Any] = {(-1, m): v for m, v in inputs.items()}
-        saved: dict[tuple[int, int], Any] = {}
+        parts, goals = self._split(0, x), self._split(last, targets)
+        ops: dict[int, Any] = {}
+        results: dict[tuple[int, int], Any] = {(-1, m): v for m, v in enumerate(parts)}
+        residuals: dict[tuple[int, int], Any] = {}
         cotangents: dict[tuple[int, int], Any] = {}
         for span in self.spans:
-            stage, m = span.op.stage, span.op.microbatch
-            at = span.slice
+            at, stage, m = span.slice, span.op.stage, span.op.microbatch
             if span.op.kind == "forward":
                 given = StageInput(
                     x=results.pop((stage - 1, m)),
@@ -71,19 +67,19 @@ class Traced:
                 )
                 if stage not in ops:
                     ops[stage] = self._ops(stage, params[stage], given)
-                tokens[at], results[stage, m], count, saved[stage, m] = ops[
-                    stage
-                ].forward(tokens[at], params[stage], given)
-                if stage == last:
-                    cotangents[last, m] = None
-                    results[last, m] = results[last, m], count
-            else:
-                tokens[at], sums[stage], cotangents[stage - 1, m] = ops[stage].backward(
-                    tokens[at],
-                    sums[stage],
-                    saved.pop((stage, m)),
-                    cotangents.pop((stage, m)),
+                tokens[at], result, count, residuals[stage, m] = ops[stage][0](
+                    tokens[at], params[stage], given
                 )
+                results[stage, m] = (result, count) if stage == last else result
+                continue
+            tokens[at], sums[stage], of_x = ops[stage][1](
+                tokens[at],
+                sums[stage],
+                residuals.pop((stage, m)),
+                cotangents.pop((stage, m), None),
+            )
+            if of_x:
+                cotangents[stage - 1, m] = of_x[0]
         losses = [results[last, m] for m in range(self.microbatches)]
         loss, count = self.bind(last, _mean_loss)(losses)
         return loss, count, self._summed(sums, bare)
@@ -91,7 +87,6 @@ class Traced:
     def forward(self, params: Sequence[PyTree], x: PyTree) -> PyTree:
         """Return the results of the last stage for a batch."""
         params = filled(params, self.shared)
-        slices = 1 + max(span.slice for span in self.spans)
         begun = [self._begin(stage, tree) for stage, tree in enumerate(params)]
         tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
         values = dict(enumerate(self._split(0, x)))
@@ -102,7 +97,7 @@ class Traced:
         for span in self.spans:
             stage, m = span.op.stage, span.op.microbatch
             if span.op.kind == "forward":
-                at = stage % slices
+                at = span.slice
                 tokens[at], values[m] = ops[stage](tokens[at], params[stage], values[m])
         join = self.bind(len(self.stages) - 1, _join)
         return join([values[m] for m in range(self.microbatches)])
@@ -138,17 +133,16 @@ class Traced:
 
         return self.bind(stage, split, self.batch_spec, self.batch_spec)(tree)
 
-    def _ops(self, stage: int, params: PyTree, given: StageInput) -> StageOps:
+    def _ops(self, stage: int, params: PyTree, given: StageInput) -> Any:
+        bind = functools.partial(self.bind, stage)
         specs = self.specs[stage]
         out = None if specs is None else (None, specs, None)
-        return StageOps(
+        return stage_ops(
             self.stages[stage],
             self.loss if stage == len(self.stages) - 1 else None,
             number=stage,
             count=self.microbatches,
-            key_impl=self.key_impl,
-            forward=functools.partial(self.bind, stage),
-            backward=functools.partial(self.bind, stage, out_specs=out),
+            bind=(bind, functools.partial(bind, out_specs=out)),
             like=jax.tree.map(shape_of, (params, given)),
         )
 
@@ -167,7 +161,8 @@ def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return the shape and dtype of an array, a future or a number."""
     if not hasattr(leaf, "shape"):
         leaf = jnp.asarray(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
 
 def sum_shape(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -176,12 +171,12 @@ def sum_shape(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def flat_update(
-    tx: optax.GradientTransformation | None, structure: Any
+    tx: optax.GradientTransformation, structure: Any
 ) -> Callable[..., list[jax.Array]]:
     """Return the update of one device, from flat arrays to flat arrays.
 
     Args:
-      tx: The optimizer; without one, gradients alone are returned.
+      tx: The optimizer.
       structure: Of sums of gradients, count, parameters and the optimizer's state.
     """
 
@@ -192,8 +187,6 @@ def flat_update(
             sums,
             params,
         )
-        if tx is None:
-            return jax.tree.leaves(gradients)
         updates, state = tx.update(gradients, state, params)
         params = optax.apply_updates(params, updates)
         return jax.tree.leaves((gradients, params, state))
