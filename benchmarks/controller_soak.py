@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import time
+from typing import Any
 
 # Before JAX starts: the pool of XLA's CPU client needs a thread per device.
 os.environ.setdefault("NPROC", "64")
@@ -47,7 +48,8 @@ def main(argv: list[str]) -> None:
         fences = [op(value) for op in ops]
         for fence in fences:
             fence.result()
-        lives = sum(len(island._values) for island in pw._islands.values())
+        islands: Any = pw._islands  # of this process
+        lives = sum(len(island._values) for island in islands.values())
     result = {
         "growth": round(last_bytes / first_bytes, 4),
         "leaks": lives - len(fences),

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import jax
 from jax.sharding import PartitionSpec
@@ -42,11 +42,12 @@ from replicator.controller.tracing.trace import OpFunction, ops_of, trace
 from replicator.errors import ArgumentError, check_positive, check_word
 
 
-class Controller:
+class Controller(DataflowClient):
     """Slices of islands, and the functions and dataflows that run on them.
 
     From `controller.local`, `start` or `connect`; a context: at its end the islands
-    finish what was called.
+    finish what was called. It is a client itself, "main" of weight 1, beside those that
+    `client` returns.
     """
 
     def __init__(
@@ -64,14 +65,10 @@ class Controller:
         self._functions: MutableMapping[str, OpFunction]
         self._functions = weakref.WeakValueDictionary()
         self._slices: MutableMapping[str, Slice] = weakref.WeakValueDictionary()
-        self._submissions = Submissions()
-        self._islands = make_islands(self._submissions.report)
-        self._submissions.start(self._islands, is_fifo=order == "fifo")
-        self._main = self.client("main")
-
-    def __enter__(self) -> Self:
-        """Return it."""
-        return self
+        submissions = Submissions()
+        self._islands = make_islands(submissions.report)
+        submissions.start(self._islands, is_fifo=order == "fifo")
+        super().__init__(self, submissions, "main", weight=1.0)
 
     def __exit__(
         self,
@@ -91,7 +88,7 @@ class Controller:
             for island in self._islands.values():
                 island.close()
 
-    def slice(
+    def slice(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         n: int = 1,
         *,
@@ -128,61 +125,6 @@ class Controller:
             made.devices.slice = self._slices[made.name] = made
         return made
 
-    def put(
-        self,
-        tree: PyTree,
-        slice: Slice,  # noqa: A002
-        specs: PyTree = None,
-    ) -> PyTree:
-        """Place arrays on a slice; return futures at once.
-
-        Args:
-          tree: Arrays of NumPy or JAX, or futures of other slices.
-          slice: The slice.
-          specs: A partition spec for each, or a prefix of the tree; whole by default.
-        """
-        return self._main.put(tree, slice, specs)
-
-    def copy(
-        self,
-        state: PyTree,
-        slice: Slice,  # noqa: A002
-        specs: PyTree = None,
-    ) -> PyTree:
-        """Copy futures to a slice of any island; return futures at once.
-
-        All leaves are of the step that made them, whatever ops donate them later: a
-        call that donates comes after the copy. Copies of later calls are never older.
-
-        Args:
-          state: Futures, or arrays.
-          slice: The slice; that where they are gets arrays of its own, too.
-          specs: A partition spec for each, or a prefix of the tree; by default as they
-            are, where the slice has the same axes, and else whole on each device.
-        """
-        return self._main.copy(state, slice, specs)
-
-    def fn(
-        self,
-        f: Callable[..., PyTree],
-        slice: Slice,  # noqa: A002
-        in_specs: PyTree = None,
-        out_specs: PyTree = None,
-        donate: int | Sequence[int] = (),
-    ) -> Function:
-        """Bind a function to a slice.
-
-        Args:
-          f: Function of trees of arrays.
-          slice: Where it runs.
-          in_specs: Partition specs of the arguments, as of `jax.jit`'s `in_shardings`:
-            one for all, or a tuple with one, or a tree, for each. By default arguments
-            of the slice stay as they are, and others are whole on each device.
-          out_specs: Likewise of the results; by default XLA chooses.
-          donate: Positions of arguments whose memory it may take.
-        """
-        return self._main.fn(f, slice, in_specs, out_specs, donate)
-
     def pmap(
         self,
         f: Callable[..., PyTree],
@@ -214,20 +156,6 @@ class Controller:
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
         return VirtualDevices(self.slice)
 
-    def program(
-        self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
-    ) -> Any:
-        """Make a function that calls many ops one dataflow; a decorator.
-
-        Args:
-          fn: The function; `jax.grad`, `jax.vmap` in it, or `pw.program(jax.grad(f))`.
-          fuse: Whether neighbours on a slice become one computation.
-
-        Returns:
-          A `Program`: a call runs it, `dataflow` returns what would run.
-        """
-        return self._main.program(fn, fuse=fuse)
-
     def pipeline(self, *args: Any, **options: Any) -> Pipeline:
         """Make a pipeline: stages on slices, whose call makes one update.
 
@@ -251,8 +179,7 @@ class Controller:
           ArgumentError: A client has the name, or the weight is not above 0.
         """
         check_positive("weight", weight, "Use 1 for an equal share.")
-        record = self._submissions.join(name, weight)
-        return DataflowClient(self, record, self._submissions.leave)
+        return DataflowClient(self, self._submissions, name, weight)
 
     def timeline(self) -> Timeline:
         """Return what ran when, where and for whom: the last 10,000 ops that ended."""

@@ -244,17 +244,19 @@ class LocalIsland:
             found = error
             try:
                 jax.block_until_ready(token)
+                if found is None:  # reports are in the order of what needs what
+                    concurrent.futures.wait(inputs)
             except Exception as failure:
                 # An op runs when its inputs are computed: it failed by itself, or one
                 # of them did, and the first that failed is to be named.
                 concurrent.futures.wait(inputs, return_when=FIRST_EXCEPTION)
                 found = _first_error(inputs) or self._failed(name, line, failure)
             self._room.release()
+            self._report(run, outputs, found)
             if found is None:
                 done.set_result(None)
             else:
                 done.set_exception(found)
-            self._report(run, outputs, found)
 
         self._waiting.submit(wait)
 

@@ -15,14 +15,18 @@ from replicator.controller.functions import Function
 from replicator.controller.future import ClientRecord, Future
 from replicator.controller.layouts import WHOLE
 from replicator.controller.program import Program
+from replicator.controller.scheduling.submissions import Submissions
 from replicator.controller.slices import Slice
 from replicator.controller.tracing.trace import OpFunction
-
-Submit = Callable[[ClientRecord, Dataflow, Sequence[Any]], list[Future]]
 
 
 class ClientHost(Protocol):
     """What a client needs of its controller."""
+
+    @property
+    def slice(self) -> Callable[..., Slice]:
+        """Return devices of one island."""
+        ...
 
     def is_tracing(self) -> bool:
         """Return whether a dataflow is being traced in this thread."""
@@ -36,25 +40,14 @@ class ClientHost(Protocol):
         """Return the leaves of arguments, and what a dataflow is traced for of them."""
         ...
 
-    def traced_for(
-        self,
-        client: ClientRecord,
-        name: str,
-        fn: Callable[..., PyTree],
-        signature: Any,
-        *,
-        fuse: bool,
-    ) -> Dataflow:
-        """Trace and plan a function."""
-        ...
-
     def check_slice(self, on: Slice) -> None:
         """Refuse what is no slice of it."""
         ...
 
-    @property
-    def slice(self) -> Callable[..., Slice]:
-        """Return devices of one island."""
+    def traced_for(
+        self, client: ClientRecord, name: str, fn: Any, signature: Any, *, fuse: bool
+    ) -> Dataflow:
+        """Trace and plan a function of a client."""
         ...
 
 
@@ -70,19 +63,12 @@ class DataflowClient:
     """
 
     def __init__(
-        self,
-        host: ClientHost,
-        record: ClientRecord,
-        leave: Callable[[ClientRecord], None],
+        self, host: ClientHost, submissions: Submissions, name: str, weight: float
     ) -> None:
-        self.name = record.name
+        self.name = name
         self._host = host
-        self._record = record
-        self._leave = leave
-        self.is_tracing = host.is_tracing
-        self.register = host.register
-        self.look = host.look
-        self.traced = functools.partial(host.traced_for, record)
+        self._submissions = submissions
+        self._record = submissions.join(name, weight)
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -94,13 +80,12 @@ class DataflowClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave."""
+        """Close it."""
         self.close()
 
     def close(self) -> None:
         """Leave: free what it holds, and refuse its futures."""
-        if not self._record.has_left:
-            self._leave(self._record)
+        self._submissions.leave(self._record)
 
     def slice(self, n: int = 1, **options: Any) -> Slice:
         """Return devices of one island, as `pw.slice`; any client may use them."""
@@ -114,7 +99,17 @@ class DataflowClient:
         out_specs: PyTree = None,
         donate: int | Sequence[int] = (),
     ) -> Function:
-        """Bind a function to a slice, as `pw.fn`; calls of it are the client's."""
+        """Bind a function to a slice.
+
+        Args:
+          f: Function of trees of arrays.
+          slice: Where it runs.
+          in_specs: Partition specs of the arguments, as of `jax.jit`'s `in_shardings`:
+            one for all, or a tuple with one, or a tree, for each. By default arguments
+            of the slice stay as they are, and others are whole on each device.
+          out_specs: Likewise of the results; by default XLA chooses.
+          donate: Positions of arguments whose memory it may take.
+        """
         self._host.check_slice(slice)
         return Function(
             self, f, slice, in_specs=in_specs, out_specs=out_specs, donate=donate
@@ -123,7 +118,15 @@ class DataflowClient:
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
     ) -> Any:
-        """Make a function one dataflow of the client, as `pw.program`."""
+        """Make a function that calls many ops one dataflow; a decorator.
+
+        Args:
+          fn: The function; `jax.grad`, `jax.vmap` in it, or `pw.program(jax.grad(f))`.
+          fuse: Whether neighbours on a slice become one computation.
+
+        Returns:
+          A `Program`: a call runs it, `dataflow` returns what would run.
+        """
         if fn is None:
             return functools.partial(self.program, fuse=fuse)
         return Program(self, fn, fuse=fuse)
@@ -134,7 +137,13 @@ class DataflowClient:
         slice: Slice,  # noqa: A002
         specs: PyTree = None,
     ) -> PyTree:
-        """Place arrays on a slice, as `pw.put`; the futures are the client's."""
+        """Place arrays on a slice; return futures at once.
+
+        Args:
+          tree: Arrays of NumPy or JAX, or futures of other slices.
+          slice: The slice.
+          specs: A partition spec for each, or a prefix of the tree; whole by default.
+        """
         specs = WHOLE if specs is None else specs
         return self._placed(tree, slice, specs)
 
@@ -144,8 +153,38 @@ class DataflowClient:
         slice: Slice,  # noqa: A002
         specs: PyTree = None,
     ) -> PyTree:
-        """Copy arrays to a slice, as `pw.copy`; the futures are the client's."""
+        """Copy futures to a slice of any island; return futures at once.
+
+        All leaves are of the step that made them, whatever ops donate them later: a
+        call that donates comes after the copy. Copies of later calls are never older.
+
+        Args:
+          state: Futures, or arrays.
+          slice: The slice; that where they are gets arrays of its own, too.
+          specs: A partition spec for each, or a prefix of the tree; by default as they
+            are, where the slice has the same axes, and else whole on each device.
+        """
         return self._placed(state, slice, specs)
+
+    # What functions and programs need of it.
+
+    def is_tracing(self) -> bool:
+        """Return whether a dataflow is being traced in this thread."""
+        return self._host.is_tracing()
+
+    def register(self, function: OpFunction) -> str:
+        """Return the name by which equations name a function."""
+        return self._host.register(function)
+
+    def look(self, args: Sequence[PyTree]) -> tuple[list[Any], Any]:
+        """Return the leaves of arguments, and what a dataflow is traced for of them."""
+        return self._host.look(args)
+
+    def traced(
+        self, name: str, fn: Callable[..., PyTree], signature: Any, *, fuse: bool
+    ) -> Dataflow:
+        """Trace and plan a function."""
+        return self._host.traced_for(self._record, name, fn, signature, fuse=fuse)
 
     def _placed(self, tree: PyTree, on: Slice, specs: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(specs, is_leaf=_is_spec)

@@ -31,7 +31,7 @@ from replicator.controller.scheduling.events import (
     ForgetValue,
     FutureDropped,
     OpEnded,
-    Placed,
+    PlacedResult,
     QueuedRun,
     ScheduleAction,
     ScheduleEvent,
@@ -58,7 +58,7 @@ class _Held:
     """A result that lives, or will."""
 
     client: int
-    placed: Placed
+    placed: PlacedResult
     is_sent: bool = False
     is_made: bool = False
     has_future: bool = True

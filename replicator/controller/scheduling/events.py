@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from replicator.controller.islands.protocol import Key
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class PlacedResult(NamedTuple):
     """Where a result is; bytes are of each device, 0 where none are counted."""
 
     island: str
@@ -36,28 +35,25 @@ class QueuedRun:
     ops: Mapping[str, int]
     takes: frozenset[Key] = frozenset()
     donates: frozenset[Key] = frozenset()
-    makes: Mapping[Key, Placed] = dataclasses.field(default_factory=dict)
+    makes: Mapping[Key, PlacedResult] = dataclasses.field(default_factory=dict)
     most_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClientJoined:
+class ClientJoined(NamedTuple):
     """A client is there; ops of others have its weight in proportion."""
 
     client: int
     weight: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClientLeft:
+class ClientLeft(NamedTuple):
     """A client left: nothing of it starts any more, and what it held is freed."""
 
     client: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class OpEnded:
+class OpEnded(NamedTuple):
     """An op of a run ended, after so many seconds times devices."""
 
     run: int
@@ -65,22 +61,19 @@ class OpEnded:
     device_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FutureDropped:
+class FutureDropped(NamedTuple):
     """Nobody refers to a result any more."""
 
     key: Key
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SliceClosed:
+class SliceClosed(NamedTuple):
     """A slice was given back: what lives on it is freed."""
 
     slice: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(NamedTuple):
     """No event but ends and drops comes any more."""
 
 
@@ -98,31 +91,27 @@ ScheduleEvent = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StartRun:
+class StartRun(NamedTuple):
     """Send a run to its islands."""
 
     run: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CancelRun:
+class CancelRun(NamedTuple):
     """Fail the results of a run, which will not start."""
 
     run: int
     reason: CancelReason
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ForgetValue:
+class ForgetValue(NamedTuple):
     """Make an island forget a result, after the runs that were sent there."""
 
     island: str
     key: Key
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndRun:
+class EndRun(NamedTuple):
     """All ops of a run ended."""
 
     run: int

@@ -19,7 +19,7 @@ from replicator.controller.scheduling.called_run import CalledRun
 from replicator.controller.scheduling.events import (
     ClientJoined,
     ClientLeft,
-    Placed,
+    PlacedResult,
     QueuedRun,
     SliceClosed,
 )
@@ -90,7 +90,8 @@ class Submissions:
         """Free what a client holds, and cancel what has not started."""
         with self._lock:
             client.has_left = True
-            self._clients.pop(client.name, None)
+            if self._clients.get(client.name) is client:
+                del self._clients[client.name]
         self._scheduler.put(ClientLeft(client.number))
 
     def give_back(self, given: Slice) -> None:
@@ -205,7 +206,9 @@ def _queued(number: int, called: CalledRun, donated: set[Key]) -> QueuedRun:
         slice_, size = planned.sizes[value]
         counted = size if slice_ in limited else 0
         island = planned.slices[slice_].island
-        makes[number, value] = Placed(island=island, slice=slice_, size_bytes=counted)
+        makes[number, value] = PlacedResult(
+            island=island, slice=slice_, size_bytes=counted
+        )
     return QueuedRun(
         number=number,
         client=called.client.number,

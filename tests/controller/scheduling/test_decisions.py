@@ -11,7 +11,7 @@ from replicator.controller.scheduling.events import (
     ForgetValue,
     FutureDropped,
     OpEnded,
-    Placed,
+    PlacedResult,
     QueuedRun,
     SliceClosed,
     StartRun,
@@ -44,7 +44,9 @@ class Machine:
             ops=dict.fromkeys(islands, 1),
             takes=frozenset((*takes, *donates)),
             donates=frozenset(donates),
-            makes={key: Placed(island=islands[0], slice="slice", size_bytes=size)},
+            makes={
+                key: PlacedResult(island=islands[0], slice="slice", size_bytes=size)
+            },
             most_bytes=dict.fromkeys(limits, size),
             limits=limits,
         )
