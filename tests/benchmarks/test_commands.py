@@ -72,6 +72,9 @@ TINY = {
     ],
     "controller_reshard": ["--meshes=2"],
     "controller_overlap": ["--rounds=1", "--sleep_s=0.01"],
+    "controller_dispatch": [
+        *("--rounds=1", "--ops=2", "--steps=1", "--step_s=0.01", "--noray"),
+    ],
     "accelerator": ["--tiny", "--only=checkpoint"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
@@ -134,6 +137,7 @@ EXACT = {
     "learner_faults": {"failures": 0, "rounds": 5},
     "controller_reshard": {"failures": 0, "host_copies": 0, "moves": 36},
     "controller_overlap": {},
+    "controller_dispatch": {"ray_speedup": None},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "choose": {"pruned_best": 0, "flips": 1},
