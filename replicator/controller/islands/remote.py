@@ -127,6 +127,11 @@ class RemoteIsland:
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation there; return the layouts of its outputs."""
+        if computation.is_eager:
+            raise ArgumentError(
+                f"a step of `rep.compile` must run on an island of this process, got "
+                f"one on {self.name} ({computation.line}). Use `controller.local`."
+            )
         if self._why_lost:
             raise self._failed(computation.name, "")
         number = next(self._numbers)
@@ -189,10 +194,10 @@ class RemoteIsland:
     def _send_recipe(
         self, number: int, computation: Computation, why: NotExportableError
     ) -> None:
-        if computation.is_eager or self._parent is None:
+        if self._parent is None:
             raise ArgumentError(
-                f"op `{computation.name}` must be one that `jax.export` takes to run on "
-                f"{self.name}, got one that it does not: {why} ({computation.line}). "
+                f"op `{computation.name}` must be one that `jax.export` takes to run "
+                f"on {self.name}, got one that it does not: {why} ({computation.line}). "
                 "Use `controller.start`, which takes callbacks, or `controller.local`."
             ) from why
         try:
