@@ -906,6 +906,28 @@ def closed_while_it_waits_for_memory():
     return waits.result()
 
 
+def called_back_where_it_is_connected_to():
+    def op(x):
+        return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((2,), x.dtype), x)
+
+    with (
+        controller.IslandServer("unix:", devices=jax.devices()[:1]) as server,
+        controller.connect([server.address], lost_after_s=300) as pw,
+    ):
+        program = pw.program(pw.fn(op, pw.slice(1)))
+        return program.dataflow(jax.ShapeDtypeStruct((2,), np.float32))
+
+
+def sent_to_an_island(send):
+    """Call a method of an island, of whom "a" is the controller."""
+    island = controller.IslandServer("unix:", devices=jax.devices()[:1])._service
+    island.join("a", "island0", {}, 300.0)
+    try:
+        return send(island)
+    finally:
+        island.leave("a")
+
+
 FSDP = strategies.fsdp(whole_below_bytes=0)
 OTHER_MODEL = strategies.variables_of({"params": {"kernel": np.zeros(8, np.float32)}})
 
@@ -3484,6 +3506,49 @@ ROWS = [
         "op `lambda` must be called by a dataflow of its own `pw`, got a call that "
         "JAX traces outside of one. Decorate the function that calls `jax.grad`, "
         "`jax.vmap` or the like by `pw.program`.",
+    ),
+    Row(
+        "No address of an island",
+        lambda: controller.connect([]),
+        ArgumentError,
+        "`addresses` must be a list of at least one, got []. Pass that of each "
+        "`IslandServer`.",
+    ),
+    Row(
+        "Islands that are lost at once",
+        lambda: controller.start(lost_after_s=0),
+        ArgumentError,
+        "`lost_after_s` must be above 0, got 0. Use 10, or more.",
+    ),
+    Row(
+        "A callback on an island that was connected to",
+        called_back_where_it_is_connected_to,
+        ArgumentError,
+        "op `op` must be one that `jax.export` takes to run on island0, got one that "
+        "it does not: serialization of host_callbacks is not yet implemented (an "
+        "unknown line). Use `controller.start`, which takes callbacks, or "
+        "`controller.local`.",
+    ),
+    Row(
+        "A program for an island that is no export",
+        lambda: sent_to_an_island(lambda island: island.load("a", 0, {}, b"code")),
+        ArgumentError,
+        "`program` must be the bytes of `jax.export`, got others (error). Send what "
+        "`Exported.serialize` returns.",
+    ),
+    Row(
+        "A message to an island out of its order",
+        lambda: sent_to_an_island(lambda island: island.take("a", 3, [])),
+        ArgumentError,
+        "`number` must be the next of the sequence of island0, 0, got 3. Send each "
+        "message once, in order.",
+    ),
+    Row(
+        "A message of another controller",
+        lambda: sent_to_an_island(lambda island: island.take("b", 0, [])),
+        ArgumentError,
+        "`session` must be that of the island's controller, got another. The controller "
+        "was given up, or closed: connect again.",
     ),
     Row(
         "A call after `pw` was closed",

@@ -23,7 +23,7 @@ import numpy as np
 import replicator.launchpad_bridge as lp
 from replicator.base.host.fake_devices import fake_devices
 from replicator.checkpoint.copies.keeper import VARIABLE, serve_keeper
-from replicator.controller.islands.local import described
+from replicator.controller.islands.in_process import described
 from replicator.controller.islands.server import IslandService
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.meeting.server import serve as serve_rendezvous

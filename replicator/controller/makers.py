@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from replicator.controller.controller import Controller
+from replicator.controller.islands.in_process import local_islands
 from replicator.controller.islands.joined import joined_islands
-from replicator.controller.islands.local import local_islands
 from replicator.controller.islands.started import started_islands
 from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.rpc.security.secret import Secret

@@ -110,7 +110,9 @@ class HostedIsland:
         self._taking = threading.Lock()  # guards these three
         self._reports: list[Data] = []
         self._is_closed = False
-        self._news = threading.Condition()  # guards these two
+        # By run, the values that it keeps, and those that it has not reported.
+        self._runs: dict[int, tuple[frozenset[int], set[int]]] = {}
+        self._news = threading.Condition()  # guards these three
 
     @property
     def silent_s(self) -> float:
@@ -201,7 +203,12 @@ class HostedIsland:
     ) -> None:
         with self._news:
             self._reports.append([run, list(values), error_data(error)])
-            self._news.notify_all()
+            kept, left = self._runs.get(run, (frozenset(values), set()))
+            left.difference_update(values)
+            if not left:
+                self._runs.pop(run, None)
+            if error is not None or not kept.isdisjoint(values):
+                self._news.notify_all()  # others go along with the next
 
     def _take_orders(self, number: int, orders: Data) -> None:
         found = [order_from(each, self._computations) for each in orders]
@@ -210,10 +217,13 @@ class HostedIsland:
     def _take_run(
         self, place: int, run: int, orders: int, inputs: Data, values: Data
     ) -> None:
+        order_list = self._lists[orders]
+        with self._news:
+            self._runs.setdefault(run, (order_list.kept, set(order_list.outputs)))
         message = IslandMessage(
             number=place,
             run=run,
-            order_list=self._lists[orders],
+            order_list=order_list,
             inputs=keys_from(inputs),
             values=values_from(values),
         )

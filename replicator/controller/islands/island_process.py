@@ -14,7 +14,7 @@ import sys
 
 from replicator.base.host.fake_devices import fake_devices
 from replicator.base.mesh import jax_devices
-from replicator.controller.islands.local import described
+from replicator.controller.islands.in_process import described
 from replicator.controller.islands.server import IslandService
 from replicator.distributed.child import received_order
 from replicator.rpc.server.server import Server

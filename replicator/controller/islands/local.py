@@ -1,16 +1,16 @@
 """Islands in this process: a PJRT client each on CPU, sub-meshes of one elsewhere.
 
-Threads of an island: one dispatches, in the order of its inbox; a few wait, each for an
-order that was dispatched. Callers put messages into the inbox, under the controller's
-lock; the garbage collector puts keys to forget, in any thread, so the inbox is a
-`SimpleQueue`, which takes no lock that a thread could hold when it is collected. Only
-the dispatching thread changes `_values`. It waits for the shards of other islands and
-for room; what it waits for was submitted before, on all islands, so no circle can form.
+Threads of an island: one dispatches, in the order of its inbox; one for each slice
+waits for what was dispatched there. Callers put messages into the inbox, under the
+controller's lock; the garbage collector puts keys to forget, in any thread, so the
+inbox is a `SimpleQueue`, which takes no lock that a thread could hold when it is
+collected. Only the dispatching thread changes `_values`. It waits for the shards of
+other islands and for room; what it waits for was submitted before, on all islands, so
+no circle can form.
 """
 
 import concurrent.futures
 import dataclasses
-import os
 import queue
 import threading
 import weakref
@@ -22,9 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from replicator.base.mesh import jax_devices
 from replicator.base.types import Device
-from replicator.controller.islands import cpu_clients
 from replicator.controller.islands.protocol import (
     Call,
     Computation,
@@ -42,7 +40,7 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.layouts import SliceLayout, layout_of
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
-from replicator.errors import ArgumentError, OpFailedError
+from replicator.errors import OpFailedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,7 +95,8 @@ class LocalIsland:
         self._awaited: tuple[str, Future[IslandValue]] | None = None
         self._mail_lock = threading.Lock()  # guards these three
         self._room = threading.Semaphore(MOST_ON_CPU)
-        self._waiting = ThreadPoolExecutor(MOST_ON_CPU, f"{name}-wait")
+        # By devices: ops of a slice end in the order in which they were dispatched.
+        self._waiting: dict[tuple[int, ...], ThreadPoolExecutor] = {}
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -146,7 +145,8 @@ class LocalIsland:
         """End after the messages so far."""
         self._inbox.put(None)
         self._thread.join()
-        self._waiting.shutdown()
+        for waiting in self._waiting.values():
+            waiting.shutdown()
 
     def kill(self) -> None:
         """End at once: nothing of this process can be."""
@@ -201,7 +201,14 @@ class LocalIsland:
                 sharding = order.layout.sharding(self._at(order.places))
                 put = [*put, sharding]
             name, outputs = "put", (order.output,)
-            self._start(message.run, outputs, [], lambda: _put(*put), name=name)
+            self._start(
+                message.run,
+                outputs,
+                [],
+                lambda: _put(*put),
+                places=order.places,
+                name=name,
+            )
         else:
             self._call(order, message.run, [key(value) for value in order.inputs])
 
@@ -213,6 +220,7 @@ class LocalIsland:
             order.outputs,
             [value.done for value in values],
             lambda: self._compiled[computation](*(value.array for value in values)),
+            places=computation.places,
             name=computation.name,
             line=computation.line,
         )
@@ -224,6 +232,7 @@ class LocalIsland:
         inputs: Sequence[Future[None]],
         dispatch: Callable[[], Sequence[Any]],
         *,
+        places: tuple[int, ...],
         name: str,
         line: str = "",
     ) -> None:
@@ -258,7 +267,12 @@ class LocalIsland:
             else:
                 done.set_exception(found)
 
-        self._waiting.submit(wait)
+        if places not in self._waiting:
+            self._waiting[places] = ThreadPoolExecutor(1, f"{self.name}-wait")
+        if error is None:
+            self._waiting[places].submit(wait)
+        else:
+            wait()
 
     def _failed(self, name: str, line: str, failure: Exception) -> OpFailedError:
         text = str(failure).strip() or type(failure).__name__
@@ -317,47 +331,6 @@ class LocalIsland:
 
     def _at(self, places: Sequence[int]) -> list[Device]:
         return [self.devices[at].device for at in places]
-
-
-def local_islands(
-    islands: int, devices: int | None, report: Report
-) -> dict[str, LocalIsland]:
-    """Make islands in this process.
-
-    Args:
-      islands: Number of islands.
-      devices: Number of devices of each; as many as there are by default.
-      report: Called when a value is computed, or cannot be.
-
-    Raises:
-      ArgumentError: There are not that many devices.
-    """
-    found = jax_devices()
-    each = devices or max(1, len(found) // islands)
-    if found[0].platform == "cpu":
-        groups = [cpu_clients.cpu_client_devices(n, each) for n in range(islands)]
-    elif islands * each <= len(found):
-        groups = [found[n * each : (n + 1) * each] for n in range(islands)]
-    else:
-        raise ArgumentError(
-            f"`islands` times `devices` must be at most the {len(found)} devices that "
-            f"JAX sees, got {islands} times {each}. Ask for fewer."
-        )
-    made: dict[str, LocalIsland] = {}
-    for number, group in enumerate(groups):
-        about = [described(device, islands * each) for device in group]
-        name = f"island{number}"
-        made[name] = LocalIsland(name, about, report=report, peers=made)
-    return made
-
-
-def described(device: Device, num_devices: int) -> IslandDevice:
-    """Return a device, as one of several that share a host's memory."""
-    stats = device.memory_stats() or {}
-    # Those of CPU share the memory of the host.
-    share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices
-    limit = stats.get("bytes_limit") or share
-    return IslandDevice(kind=device.device_kind, memory_bytes=limit, device=device)
 
 
 def _compile(

@@ -9,6 +9,7 @@ Values are named by keys: the number of the run and of the value in its dataflow
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -129,6 +130,23 @@ class OrderList:
     """What an island does in each run of a dataflow, in this order."""
 
     orders: Sequence[Order]
+
+    @functools.cached_property
+    def outputs(self) -> dict[int, str]:
+        """Values that are made here, with the names of their ops."""
+        found: dict[int, str] = {}
+        for order in self.orders:
+            if isinstance(order, Call):
+                found.update(dict.fromkeys(order.outputs, order.computation.name))
+            elif not isinstance(order, Drop | Send):
+                found[order.output] = type(order).__name__.lower()
+        return found
+
+    @functools.cached_property
+    def kept(self) -> frozenset[int]:
+        """Values that are made here and not forgotten."""
+        drops = [order for order in self.orders if isinstance(order, Drop)]
+        return frozenset(self.outputs) - {n for drop in drops for n in drop.values}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,15 +26,11 @@ from replicator.controller.islands.exports import (
     recipe_of,
 )
 from replicator.controller.islands.protocol import (
-    Call,
     Computation,
-    Drop,
     IslandDevice,
     IslandMessage,
     Key,
-    OrderList,
     Report,
-    Send,
 )
 from replicator.controller.islands.wire import (
     Data,
@@ -131,6 +127,11 @@ class RemoteIsland:
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation there; return the layouts of its outputs."""
+        if computation.is_eager:
+            raise ArgumentError(
+                f"a step of `rep.compile` must run on an island of this process, got "
+                f"one on {self.name} ({computation.line}). Use `controller.local`."
+            )
         if self._why_lost:
             raise self._failed(computation.name, "")
         number = next(self._numbers)
@@ -152,7 +153,7 @@ class RemoteIsland:
     def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
         with self._lock:
-            self._open.setdefault(message.run, _outputs(message.order_list))
+            self._open.setdefault(message.run, dict(message.order_list.outputs))
         self._outbox.put(message)
 
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
@@ -193,19 +194,19 @@ class RemoteIsland:
     def _send_recipe(
         self, number: int, computation: Computation, why: NotExportableError
     ) -> None:
-        if computation.is_eager or self._parent is None:
+        if self._parent is None:
             raise ArgumentError(
-                f"op `{computation.name}` must be one that `jax.export` takes, to run "
-                f"on {self.name}, got: {why} ({computation.line}). Use "
-                "`controller.start`, which takes callbacks, or `controller.local`."
+                f"op `{computation.name}` must be one that `jax.export` takes to run "
+                f"on {self.name}, got one that it does not: {why} ({computation.line}). "
+                "Use `controller.start`, which takes callbacks, or `controller.local`."
             ) from why
         try:
             self._parent.send_recipe(number, recipe_of(computation))
         except NotExportableError as error:
             raise ArgumentError(
                 f"op `{computation.name}` must call back functions that can be "
-                f"pickled, got: {error} ({computation.line}). Use `controller.local`, "
-                "or make what it holds in the function."
+                f"pickled, got one that cannot: {error} ({computation.line}). Use "
+                "`controller.local`, or make what it holds in the function."
             ) from error
 
     def _called(self, method: str, *args: Any) -> Any:
@@ -299,17 +300,6 @@ class RemoteIsland:
         )
         error.op, error.island = name, self.name
         return error
-
-
-def _outputs(order_list: OrderList) -> dict[int, str]:
-    """Return the values that orders make here, with the names of their ops."""
-    found: dict[int, str] = {}
-    for order in order_list.orders:
-        if isinstance(order, Call):
-            found.update(dict.fromkeys(order.outputs, order.computation.name))
-        elif not isinstance(order, Drop | Send):
-            found[order.output] = type(order).__name__.lower()
-    return found
 
 
 def _text(error: Exception) -> str:

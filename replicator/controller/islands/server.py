@@ -26,7 +26,7 @@ from replicator.base.mesh import jax_devices
 from replicator.base.types import Device
 from replicator.controller.islands.exports import function_of_export, function_of_recipe
 from replicator.controller.islands.hosted import HostedIsland
-from replicator.controller.islands.local import described
+from replicator.controller.islands.in_process import described
 from replicator.controller.islands.protocol import IslandDevice
 from replicator.controller.islands.wire import Data
 from replicator.errors import ArgumentError
@@ -252,9 +252,9 @@ class IslandServer:
     ) -> None:
         found = jax_devices() if devices is None else list(devices)
         about = [described(device, len(found)) for device in found]
-        service = IslandService(about, secret=secret, tls=tls)
+        self._service = IslandService(about, secret=secret, tls=tls)
         self._server = Server(
-            service, name="island", address=address, secret=secret, tls=tls
+            self._service, name="island", address=address, secret=secret, tls=tls
         )
 
     @property
