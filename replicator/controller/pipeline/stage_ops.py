@@ -15,6 +15,7 @@ from jax.extend import core
 
 from replicator.base.types import PyTree
 from replicator.collectives.context.microbatch import Microbatch, in_microbatch
+from replicator.engine.analysis import replication_check as proof
 from replicator.engine.step.gradients import LocalSum, LocalSums
 from replicator.errors import ArgumentError
 
@@ -65,12 +66,20 @@ def stage_ops(
       stage. The token makes ops of a slice run one after the other, as the stream of a
       device does: a CPU would run all whose inputs are there, and keep their residuals.
 
+    Warns:
+      SharedRandomKeyWarning: Examples of all microbatches get the same random numbers.
+
     Raises:
       ArgumentError: It returns what has no gradient, or the loss is no scalar.
     """
     run = functools.partial(_run, fn, loss, number, count)
     closed, (y, aux, back) = jax.make_jaxpr(run, return_shape=True)(*like)
     structure, tree = jax.tree.structure((y, aux)), jax.tree.structure(back)
+    if count > 1:
+        params, (*batch, key) = like
+        kinds = (proof.STATE, params), (proof.BATCH, batch), (proof.CLEAN, key)
+        marks = [mark for mark, tree in kinds for _ in jax.tree.leaves(tree)]
+        proof.warn_of_microbatches(closed.jaxpr, marks, slice(0))
     invars = {var: at for at, var in enumerate(closed.jaxpr.invars)}
     saved = closed.jaxpr.outvars[structure.num_leaves :]
     # For each residual, which argument it is, if it is one.

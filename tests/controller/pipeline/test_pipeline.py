@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import replicator
 from replicator import LocalSum, controller
+from replicator.engine.analysis.shared_noise import SharedRandomKeyWarning
 from replicator.errors import OpFailedError
 from tests.steps import lenient
 
@@ -177,6 +178,16 @@ def test_example_keys_are_those_of_the_global_batch(pw, slices, stage):
     pipe = pw.pipeline([stage, stage], mean, slices[:2], 4)
     found = pipe(pipe.init(params), x, key=key)
     check((found.loss, found.gradients), jax.value_and_grad(of_batch)(params))
+
+
+def test_a_key_of_a_stage_s_own_number_warns_of_shared_noise(pw, slices):
+    def dropped(params, x):
+        return x * params["w"][None] * jax.random.normal(jax.random.key(1), x.shape)
+
+    pipe = pw.pipeline([dropped], lambda y, _: y.mean(), slices[:1], 2)
+    state = pipe.init([{"w": np.ones(3, np.float32)}])
+    with pytest.warns(SharedRandomKeyWarning, match="every microbatch draws the same"):
+        pipe.dataflow(state, weights(4, 3))
 
 
 def test_weights_are_not_kept_for_each_microbatch(pw, slices):
