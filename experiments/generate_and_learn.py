@@ -70,7 +70,7 @@ class Config(Settings):
 
     strategy: StrategyName = "data_parallel"
     devices: Count = 2
-    minutes: Rate = 1.5
+    minutes: Rate = 1.25
     steps: Count = 600
     global_batch: Count = 8
     context: Count = 128
