@@ -49,10 +49,11 @@ def main(argv: list[str]) -> None:
         for fence in fences:
             fence.result()
         islands: Any = pw._islands  # of this process
-        lives = sum(len(island._values) for island in islands.values())
+        ours = {fence._key[0] for fence in fences}
+        keys = [key for island in islands.values() for key in [*island._values]]
     result = {
         "growth": round(last_bytes / first_bytes, 4),
-        "leaks": lives - len(fences),
+        "leaks": sum(run not in ours for run, _ in keys),
         "resident_mb": [first_bytes >> 20, last_bytes >> 20],
         "seconds": round(time.monotonic() - started_s, 1),
     }
