@@ -24,6 +24,7 @@ class Choice:
       machine: Name of the machine.
       num_devices: Number of its devices.
       trials: Most candidates that were to be timed; 0 if the model alone decided.
+      is_here: Whether this process compiled: `limit_s` then ends no compiler.
       replicator: A `Replicator` under the chosen strategy; None within a run.
     """
 
@@ -32,6 +33,7 @@ class Choice:
     machine: str
     num_devices: int
     trials: int
+    is_here: bool = False
     replicator: Any = None
 
     @property
@@ -78,6 +80,7 @@ class Choice:
         numbers = [place for place, n in enumerate(shown) if n in (1, 2, 3)]
         table = [[row[n] for n in shown] for row in (columns, *rows)]
         how = "timed" if self.is_measured else "unmeasured: by the model alone"
+        how += "; compiled in this process" if self.is_here else ""
         head = f"{self.chosen.name} on {self.num_devices} x {self.machine} ({how})"
         return "\n".join([head, *aligned(table, numbers=numbers)])
 

@@ -81,7 +81,8 @@ class Chooser:
           accumulate: Number of microbatches of an update.
           memory_limit_bytes: Memory of a device; as it reports it by default.
           limit_s: Seconds for all of it; then the best so far is chosen. On fake CPU
-            devices one candidate that compiles or runs for a quarter of it fails.
+            devices one candidate that compiles or runs for a quarter of it fails. On
+            accelerators this process compiles, and nothing ends a compiler that hangs.
           seed: Seed of the first state.
 
         Returns:
@@ -216,6 +217,7 @@ def choose_for(
         machine=choosing.machine.name,
         num_devices=devices.size,
         trials=options.trials,
+        is_here=choosing.is_here,
     )
     if not decision.is_made:
         decision.make(chosen.strategy, choice.as_json())

@@ -100,6 +100,7 @@ class Choosing:
 
     Attributes:
       work: Work of the step, once the search has begun.
+      is_here: Whether this process compiles, and no other that could be ended.
 
     Args:
       subject: The step.
@@ -133,10 +134,12 @@ class Choosing:
         self._until_s = time.monotonic() + options.limit_s
         self._compile_s = 0.0  # of the last that was compiled
         self.work: Work | None = None
+        self.is_here = True
 
     def search(self) -> Search:
         """Return the search with all of it done."""
         measurer = self._measurer()
+        self.is_here = isinstance(measurer, Measurer)
         try:
             return self._searched(measurer)
         finally:

@@ -116,6 +116,7 @@ def test_a_step_that_cannot_be_sent_is_tried_here(caplog):
     choice = replicator.choose(held, init_fn, batch, candidates=[data_parallel()])
     assert choice.is_measured
     assert "cannot be sent to another" in caplog.text
+    assert "(timed; compiled in this process)" in str(choice)
 
 
 class OnlyHere:
