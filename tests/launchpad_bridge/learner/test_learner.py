@@ -29,6 +29,11 @@ from tests.steps import assert_equal_bits
 from tests.steps import replicas as replicas_of
 
 TIMEOUT_S = 240.0
+# A wait of 0.3 s fails; on a busy machine the watchdog, at 0.45 s, may be before it.
+STARVES = {
+    "inputs": InputOptions(timeout_s=0.3),
+    "step_timeout": options.Limits(input_s=1000.0),
+}
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 CUT = {"whole_below_bytes": 0}
 
@@ -431,7 +436,7 @@ def test_a_state_without_params_needs_variables():
 
 
 def test_a_dataset_to_evaluate_without_a_function_is_not_left_out_unsaid():
-    said = {"inputs": InputOptions(timeout_s=0.3), "eval_dataset": [np.zeros(1)]}
+    said = {**STARVES, "eval_dataset": [np.zeros(1)]}
     node = learner_node(steps=1, eval_every=1, **said)
     program = lp.Program("forgotten")
     program.add_node(node, label="learner")
@@ -449,8 +454,7 @@ def test_another_process_of_a_learner_that_starves_speaks_of_actors_too():
     def work():
         return ReplicatedLearner(of, first=NoShares(), process=1).run()
 
-    inputs = InputOptions(timeout_s=0.3)
-    of, *_ = learner_node(steps=1, inputs=inputs, replicas=None)._first._args
+    of, *_ = learner_node(steps=1, **STARVES, replicas=None)._first._args
     of = dataclasses.replace(of, processes=2)
     program = lp.make_program(lp.PyNode(work))
     with pytest.raises(
@@ -460,7 +464,7 @@ def test_another_process_of_a_learner_that_starves_speaks_of_actors_too():
 
 
 def test_a_learner_that_starves_speaks_of_actors():
-    node = learner_node(steps=1, inputs=InputOptions(timeout_s=0.3))
+    node = learner_node(steps=1, **STARVES)
     program = lp.Program("starved")
     program.add_node(node, label="learner")
     message = r"Actors must insert 2 trajectories .* counts {.*'waiting': 0"

@@ -216,20 +216,27 @@ def test_a_reader_that_a_signal_interrupts_gives_its_call_up_and_connects_again(
         pass
 
     def interrupt(*_):
-        raise Interrupted
+        if not has_come.is_set():
+            has_come.set()
+            raise Interrupted
 
+    has_come = threading.Event()
     main = threading.main_thread().ident
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with courier("unix") as (client, probe):
 
             def interrupt_what_has_begun():
-                if probe.started.acquire(timeout=LONG_S):
+                assert probe.started.acquire(timeout=LONG_S)
+                # One that comes just before a wait does not end it.
+                while not has_come.wait(0.05):
                     signal.pthread_kill(main, signal.SIGUSR1)
 
-            threading.Thread(target=interrupt_what_has_begun).start()
+            thread = threading.Thread(target=interrupt_what_has_begun)
+            thread.start()
             with pytest.raises(Interrupted):
                 client.until_cancelled()
+            thread.join(LONG_S)
             assert probe.saw_cancelled.wait(LONG_S)
             assert client.echo("again") == "again"
             assert statistics(client).connections == 1
