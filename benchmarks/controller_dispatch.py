@@ -11,6 +11,7 @@ whose numbers nobody reads. Medians of rounds, in turns.
 """
 
 import json
+import logging
 import os
 import statistics
 import time
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
         if _RAY.value:
             runs["ray"] = _ray_chain()
         times = _timed(runs)
-    result = {
+    result: dict[str, Any] = {
         "chained_ratio": round(times["chained"] / times["loop"], 3),
         "fused_ratio": round(times["fused"] / times["one_jit"], 3),
         "read_ratio": round(times["read"] / times["unread"], 3),
@@ -137,7 +138,7 @@ def _steps(pw: controller.Controller) -> Timed:
 def _ray_chain() -> Callable[[], object]:
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
 
     @ray.remote
     class Chained:
@@ -150,7 +151,7 @@ def _ray_chain() -> Callable[[], object]:
         def op(self, x: np.ndarray) -> np.ndarray:
             return np.asarray(self._op(jax.device_put(x, self._place)))
 
-    actor = Chained.remote()
+    actor = Chained.remote()  # pyright: ignore[reportFunctionMemberAccess]
 
     def run() -> object:
         return ray.get(_chain(actor.op.remote, np.ones(2, np.float32)))

@@ -3547,8 +3547,8 @@ ROWS = [
         "A message of another controller",
         lambda: sent_to_an_island(lambda island: island.take("b", 0, [])),
         ArgumentError,
-        "`session` must be that of the island's controller, got another. The controller "
-        "was given up, or closed: connect again.",
+        "`session` must be that of the island's controller, got another. The "
+        "controller was given up, or closed: connect again.",
     ),
     Row(
         "A call after `pw` was closed",

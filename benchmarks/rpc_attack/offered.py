@@ -186,7 +186,7 @@ def _actor(learner: Any) -> Any:
 
 def _island() -> IslandService:
     island = IslandService([described(jax.devices()[0], 1)])
-    island.join(**_JOIN | {"lost_after_s": 3600.0})
+    island.join(_JOIN["session"], _JOIN["name"], _JOIN["peers"], 3600.0)
     return island
 
 

@@ -197,7 +197,8 @@ class RemoteIsland:
         if self._parent is None:
             raise ArgumentError(
                 f"op `{computation.name}` must be one that `jax.export` takes to run "
-                f"on {self.name}, got one that it does not: {why} ({computation.line}). "
+                f"on {self.name}, got one that it does not: {why} "
+                f"({computation.line}). "
                 "Use `controller.start`, which takes callbacks, or `controller.local`."
             ) from why
         try:
