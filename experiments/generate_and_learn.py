@@ -55,7 +55,7 @@ class Config(Settings):
       strategy: How the step and its state are spread over the learner's devices.
       devices: Of the learner; the sampler has one.
       minutes: After so many the training ends, whatever step it is at.
-      steps: Updates.
+      steps: Updates, after one that compiles.
       global_batch: Windows of text per update.
       context: Characters of a window.
       layers: Of the network.
@@ -111,8 +111,8 @@ class Found:
 
     @property
     def steps(self) -> int:
-        """Updates that were made; the first before the clock started."""
-        return 1 + len(self.losses)
+        """Updates that were made, but for the one before the clock started."""
+        return len(self.losses)
 
     @property
     def torn(self) -> int:
@@ -155,7 +155,7 @@ def run(pw: controller.Controller, config: Config) -> Found:
     with rep.batches(input_fn_of(settings, language)) as batches:
         # Both are compiled before the clock starts.
         state, _ = learn(state, next(batches).value)
-        read(state["model"], 1).tokens.result()
+        read(state["model"], 0).tokens.result()
         with contextlib.closing(Spans("learner", "sampler")) as spans:
             found = Found(spans=spans)
             for _ in _loop(config, found, state, batches, learn=learn, read=read):
@@ -179,7 +179,7 @@ def _loop(
     def note_loss() -> None:
         found.losses.append((spans.now(), float(behind.popleft())))
 
-    for step in range(2, config.steps + 1):
+    for step in range(1, config.steps + 1):
         state, metrics = learn(state, next(batches).value)
         spans.watch("learner", metrics)
         behind.append(metrics["loss"])

@@ -9,7 +9,7 @@ update. Agent and games are those of `impala_atari`, whose program of processes 
 beside, for as long. The last line is one JSON object:
 
 - `steps_per_s` and `program_steps_per_s`: of the environments, learned from, in the
-  second half of the time, which is behind all compilation; `ratio` of the two;
+  second half of the time from the first update on; `ratio` of the two;
 - `acting_busy` and `learning_busy`: share of that half in which each slice computed;
 - `lag`: updates that the policy of a trajectory had missed, on average.
 """
@@ -178,6 +178,13 @@ def run(pw: controller.Controller, config: Config) -> Found:
         act = SliceInference(pw, actor, agent.policy, seed=config.seed, spans=spans)
         act.newest = 0, pw.put({"params": state["params"]}, actor)
         batches = stack.enter_context(contextlib.closing(_played(config, agent, act)))
+
+        def note_update() -> None:
+            made, variables, loss = behind.popleft()
+            loss.result()
+            act.newest = made, variables
+            found.curve.append((spans.now(), float(per_update * made)))
+
         for update, batch in enumerate(batches, 1):
             state, metrics = learn(state, batch.trajectories)
             spans.watch("learning", metrics)
@@ -186,12 +193,10 @@ def run(pw: controller.Controller, config: Config) -> Found:
                 (update, pw.put({"params": state["params"]}, actor), metrics["loss"])
             )
             if len(behind) > 1:  # one update is called while one is computed
-                made, variables, loss = behind.popleft()
-                loss.result()
-                act.newest = made, variables
-                found.curve.append((spans.now(), float(per_update * made)))
+                note_update()
             if update == config.steps or spans.now() > 60 * config.minutes:
                 break
+        note_update()
     return found
 
 
@@ -253,14 +258,18 @@ def run_program(config: Config) -> list[tuple[float, float]]:
     return [(row["time_s"], float(per_update * row["step"])) for row in rows]
 
 
+def half_of(curve: Sequence[tuple[float, float]]) -> float:
+    """Return the second in the middle between the first update and the last."""
+    return (curve[0][0] + curve[-1][0]) / 2
+
+
 def rate(curve: Sequence[tuple[float, float]]) -> float:
     """Return steps a second in the second half of the time.
 
     >>> rate([(0.0, 0.0), (4.0, 10.0), (6.0, 30.0), (8.0, 50.0)])
     10.0
     """
-    half = curve[-1][0] / 2
-    began = next(point for point in curve if point[0] >= half)
+    began = next(point for point in curve if point[0] >= half_of(curve))
     if began == curve[-1]:  # too short a run to have one
         began = (0.0, 0.0)
     return (curve[-1][1] - began[1]) / (curve[-1][0] - began[0])
@@ -304,7 +313,7 @@ def main(config: Config) -> None:
     program = run_program(config) if config.program else []
     if config.directory:
         _draw(config, found, program)
-    half = found.curve[-1][0] / 2
+    half = half_of(found.curve)
     own = {
         "steps_per_s": rate(found.curve),
         "acting_busy": found.spans.busy("acting", half),

@@ -36,7 +36,7 @@ def test_each_sample_has_the_weights_of_one_step_and_none_goes_back(tmp_path):
     assert found.torn == 0
     steps = [each.step for each in found.samples]
     assert steps == sorted(set(steps))
-    assert steps[0] == 2
+    assert steps[0] == 1
     sums = {tuple(np.asarray(each.used).tolist()) for each in found.samples}
     assert len(sums) == len(steps)
     assert all(jax.tree.leaves(each.tokens.shape) == [8] for each in found.samples)

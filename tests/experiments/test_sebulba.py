@@ -54,7 +54,7 @@ def test_it_learns_from_each_batch_with_a_policy_some_updates_old():
     assert found.lags[0] == 0
     assert all(0 <= lag <= at for at, lag in enumerate(found.lags))
     steps = [made for _, made in found.curve]
-    assert steps == [4.0 * update for update in range(1, SMALL.steps)]
+    assert steps == [4.0 * update for update in range(1, SMALL.steps + 1)]
     assert all(found.spans.found.values())
 
 
