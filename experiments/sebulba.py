@@ -14,7 +14,6 @@ beside, for as long. The last line is one JSON object:
 - `lag`: updates that the policy of a trajectory had missed, on average.
 """
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -171,32 +170,22 @@ def run(pw: controller.Controller, config: Config) -> Found:
     learn = pw.fn(rep.compile(agent.step_fn), learner)
     state = rep.init(agent.init_fn, seed=config.seed)
     per_update = config.batch_size * config.unroll_length
-    behind: collections.deque[Any] = collections.deque()
     with contextlib.ExitStack() as stack:
         spans = stack.enter_context(contextlib.closing(Spans("acting", "learning")))
         found = Found(spans=spans)
         act = SliceInference(pw, actor, agent.policy, seed=config.seed, spans=spans)
         act.newest = 0, pw.put({"params": state["params"]}, actor)
         batches = stack.enter_context(contextlib.closing(_played(config, agent, act)))
-
-        def note_update() -> None:
-            made, variables, loss = behind.popleft()
-            loss.result()
-            act.newest = made, variables
-            found.curve.append((spans.now(), float(per_update * made)))
-
         for update, batch in enumerate(batches, 1):
             state, metrics = learn(state, batch.trajectories)
             spans.watch("learning", metrics)
             found.lags.append(update - 1 - batch.version)
-            behind.append(
-                (update, pw.put({"params": state["params"]}, actor), metrics["loss"])
-            )
-            if len(behind) > 1:  # one update is called while one is computed
-                note_update()
+            # Sent sooner, weights would keep the acting slice until they are computed.
+            metrics["loss"].result()
+            act.newest = update, pw.put({"params": state["params"]}, actor)
+            found.curve.append((spans.now(), float(per_update * update)))
             if update == config.steps or spans.now() > 60 * config.minutes:
                 break
-        note_update()
     return found
 
 
