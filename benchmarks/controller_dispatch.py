@@ -151,7 +151,7 @@ def _ray_chain() -> Callable[[], object]:
         def op(self, x: np.ndarray) -> np.ndarray:
             return np.asarray(self._op(jax.device_put(x, self._place)))
 
-    actor = Chained.remote()  # pyright: ignore[reportFunctionMemberAccess]
+    actor: Any = Chained.remote()  # pyright: ignore[reportFunctionMemberAccess]
 
     def run() -> object:
         return ray.get(_chain(actor.op.remote, np.ones(2, np.float32)))
