@@ -3525,8 +3525,8 @@ ROWS = [
         called_back_where_it_is_connected_to,
         ArgumentError,
         "op `op` must be one that `jax.export` takes to run on island0, got one that "
-        "it does not: serialization of host_callbacks is not yet implemented (an "
-        "unknown line). Use `controller.start`, which takes callbacks, or "
+        "it does not at train.py:12 in op: serialization of host_callbacks is not yet "
+        "implemented. Use `controller.start`, which takes callbacks, or "
         "`controller.local`.",
     ),
     Row(

@@ -86,7 +86,7 @@ class CompileOutcome:
         try:
             if plain["features"] is not None:
                 plain["features"] = features_from(plain["features"])
-            if plain["work"] is not None:
+            if plain.get("work") is not None:
                 plain["work"] = _work_from(plain["work"])
             return cls(**plain)
         except (KeyError, TypeError) as failure:

@@ -130,7 +130,7 @@ class RemoteIsland:
         if computation.is_eager:
             raise ArgumentError(
                 f"a step of `rep.compile` must run on an island of this process, got "
-                f"one on {self.name} ({computation.line}). Use `controller.local`."
+                f"one on {self.name} at {computation.line}. Use `controller.local`."
             )
         if self._why_lost:
             raise self._failed(computation.name, "")
@@ -197,16 +197,16 @@ class RemoteIsland:
         if self._parent is None:
             raise ArgumentError(
                 f"op `{computation.name}` must be one that `jax.export` takes to run "
-                f"on {self.name}, got one that it does not: {why} "
-                f"({computation.line}). "
-                "Use `controller.start`, which takes callbacks, or `controller.local`."
+                f"on {self.name}, got one that it does not at {computation.line}: "
+                f"{why}. Use `controller.start`, which takes callbacks, or "
+                "`controller.local`."
             ) from why
         try:
             self._parent.send_recipe(number, recipe_of(computation))
         except NotExportableError as error:
             raise ArgumentError(
                 f"op `{computation.name}` must call back functions that can be "
-                f"pickled, got one that cannot: {error} ({computation.line}). Use "
+                f"pickled, got one that cannot at {computation.line}: {error}. Use "
                 "`controller.local`, or make what it holds in the function."
             ) from error
 

@@ -352,7 +352,7 @@ def test_each_test_that_security_md_names_is_there():
         node.name
         for room in (
             *("base", "rpc", "launchpad_bridge", "distributed", "multiprocess"),
-            "monitoring",
+            *("controller", "monitoring"),
         )
         for path in (ROOT / "tests" / room).rglob("test_*.py")
         for node in nodes(path)
