@@ -181,6 +181,7 @@ BARS = (
     _bar("controller_reshard", "call_ms", "<=", 20),
     _bar("controller_overlap", "in_process", "<=", 1.15),
     _bar("controller_pipeline", "ratio", "<=", 1.2),
+    _bar("controller_pipeline", "process_ratio", "<=", 1.2),
     _bar("controller_pipeline", "train_ratio", "<=", 1.25),
     _bar("controller_pipeline", "enqueue_share", "<=", 0.05),
     _bar("controller_pipeline", "live", "==", 4),

@@ -3,12 +3,11 @@
     python -m benchmarks.controller_pipeline
 
 Sleeping callbacks stand for computing, so two cores are enough for four stages.
-`ratio` is the time of 16 microbatches forward over (M + S - 1) ops, `process_ratio` on
-islands in processes, where there are any; `train_ratio` that
-of an update with one forward, one backward over its schedule without moves;
-`enqueue_share` the part of an update's time that the call takes; `live` the most
-microbatches at once between their forward and backward in the first stage, counted as
-it runs. Medians of rounds.
+`ratio` is the time of 16 microbatches forward over (M + S - 1) ops, `process_ratio` the
+same on islands in processes; `train_ratio` that of an update with one forward, one
+backward over its schedule without moves; `enqueue_share` the part of an update's time
+that the call takes; `live` the most microbatches at once between their forward and
+backward in the first stage, counted as it runs. Medians of rounds.
 """
 
 import functools
@@ -18,7 +17,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 # Before JAX starts: the pool of XLA's CPU client needs a thread per callback.
 os.environ.setdefault("NPROC", "16")
@@ -66,8 +64,7 @@ def main(argv: list[str]) -> None:
         state = pipe.init(params)
         result = _measured(pipe, state, x)
     result["live"] = alive.most
-    if start := getattr(controller, "start", None):
-        result["process_ratio"] = _process_ratio(start, params, x)
+    result["process_ratio"] = _process_ratio(params, x)
     result["seconds"] = round(time.monotonic() - started_s, 1)
     print(json.dumps(result))
 
@@ -103,11 +100,9 @@ def _measured(
     }
 
 
-def _process_ratio(
-    start: Callable[..., Any], params: Sequence[dict], x: np.ndarray
-) -> float:
+def _process_ratio(params: Sequence[dict], x: np.ndarray) -> float:
     """Return the same as `ratio`, on islands in processes of their own."""
-    with start(islands=_STAGES, devices=1) as pw:
+    with controller.start(islands=_STAGES, devices=1) as pw:
         slices = [pw.slice(1, island=f"island{n}") for n in range(_STAGES)]
         # Their counts stay there; a lock could not be sent.
         stages = [functools.partial(_sleeping, _SLEEP_S.value)] * _STAGES

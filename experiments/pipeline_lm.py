@@ -25,7 +25,7 @@ import optax
 from flax import nnx
 
 from experiments import config_flags, stdlib_text
-from experiments.config_flags import Count, Rate, Settings, Whole
+from experiments.config_flags import Count, Rate, Settings, Whole, check_shares
 from models.transformer import Transformer, nats_to_bits, next_token_nats
 from replicator import controller
 from replicator.base.types import PyTree
@@ -69,6 +69,7 @@ class Config(Settings):
 
 def main(config: Config) -> None:
     began = time.monotonic()
+    check_shares("layers", config.layers, config.stages, "stages")
     text, _ = stdlib_text.read_text("")
     rngs = nnx.Rngs(config.seed)
     options = {k: getattr(config, k) for k in ("layers", "width", "heads", "context")}
@@ -87,7 +88,7 @@ def main(config: Config) -> None:
             config.microbatches,
             config.schedule,
             optimizer=tx,
-            shared={f"{config.stages - 1}/embed/embedding": "0/embed/embedding"},
+            shared=_shared(config),
         )
         state = pipe.init(_cut(params_of(model), config))
         tokens = next(_batches(text, config))
@@ -136,6 +137,12 @@ def _cut(params: PyTree, config: Config) -> list[PyTree]:
     cut[-1] |= {"norm": params["norm"], "embed": {"embedding": None}}
     cut[0] |= {"embed": params["embed"]}
     return cut
+
+
+def _shared(config: Config) -> dict[str, str]:
+    """Return the path of the table that the last stage has of the first."""
+    last = config.stages - 1
+    return {f"{last}/embed/embedding": "0/embed/embedding"} if last else {}
 
 
 def _stages(model: Transformer, config: Config) -> Sequence[functools.partial]:

@@ -851,9 +851,10 @@ def pipeline(count=2, slices=2, microbatches=2, schedule="gpipe", **options):
     loss = options.pop("loss", lambda y, _: y.mean())
     params = options.pop("params", [{"w": np.ones(1, np.float32)}] * count)
     x = options.pop("x", np.ones(4, np.float32))
+    targets = options.pop("targets", None)
     on = [pw.slice(1) for _ in range(slices)]
     pipe = pw.pipeline(stages, loss, on, microbatches, schedule, **options)
-    return pipe(pipe.init(params), x)
+    return pipe(pipe.init(params), x, targets)
 
 
 def of_whole_numbers(params, x):
@@ -3445,6 +3446,20 @@ ROWS = [
         ArgumentError,
         "`schedule` must run stage k on slice k modulo 2, got forward of stage 1, "
         "microbatch 0 on slice 0. Move it to the list of slice 1.",
+    ),
+    Row(
+        "A schedule of some of the slices",
+        lambda: pipeline(schedule=in_another_order(lambda orders: orders[:1])),
+        ArgumentError,
+        "`schedule` must return a list of ops for each of 2 slices, got 1 lists. "
+        "Return an empty one for a slice that runs none.",
+    ),
+    Row(
+        "Fewer targets than examples, in a pipeline",
+        lambda: pipeline(targets=np.ones(2, np.float32)),
+        ArgumentError,
+        "the batch must have as many examples in each array, got [2, 4]. Pass one row "
+        "for each example.",
     ),
     Row(
         "Parameters of some stages of a pipeline",

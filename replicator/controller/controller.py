@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import jax
+import optax
 from jax.sharding import PartitionSpec
 
 from replicator.base.types import Device, PyTree
@@ -25,6 +26,7 @@ from replicator.controller.functions import Function
 from replicator.controller.future import ClientRecord
 from replicator.controller.islands.protocol import Island, Report
 from replicator.controller.pipeline.pipeline import Pipeline
+from replicator.controller.pipeline.schedules import Schedule
 from replicator.controller.plan import plan
 from replicator.controller.scheduling.clients import DataflowClient
 from replicator.controller.scheduling.submissions import Submissions
@@ -156,14 +158,35 @@ class Controller(DataflowClient):
         """Return the object of Pathways' listing: `add_slice(tpu_devices=n).tpus`."""
         return VirtualDevices(self.slice)
 
-    def pipeline(self, *args: Any, **options: Any) -> Pipeline:
+    def pipeline(
+        self,
+        stages: Sequence[Callable[..., PyTree]],
+        loss: Callable[..., Any],
+        slices: Sequence[Slice],
+        microbatches: int,
+        schedule: str | Schedule = "one_f_one_b",
+        *,
+        optimizer: optax.GradientTransformation | None = None,
+        shared: Mapping[str, str] | None = None,
+        specs: Sequence[PyTree] | None = None,
+        batch_spec: PartitionSpec | None = None,
+    ) -> Pipeline:
         """Make a pipeline: stages on slices, whose call makes one update.
 
-        Args:
-          *args: Stages, loss, slices, microbatches and schedule, as of `Pipeline`.
-          **options: More of `Pipeline`.
+        Arguments and errors are those of `controller.Pipeline`.
         """
-        return Pipeline(self, *args, **options)
+        return Pipeline(
+            self,
+            stages,
+            loss,
+            slices,
+            microbatches,
+            schedule,
+            optimizer=optimizer,
+            shared=shared,
+            specs=specs,
+            batch_spec=batch_spec,
+        )
 
     def client(self, name: str, *, weight: float = 1.0) -> DataflowClient:
         """Return a client, with functions, dataflows and futures of its own; a context.

@@ -100,6 +100,12 @@ class Pipeline:
             check_word("schedule", schedule, tuple(SCHEDULES))
             schedule = SCHEDULES[schedule]
         orders = schedule(len(stages), len(slices), microbatches)
+        if len(orders) != len(slices):
+            raise ArgumentError(
+                f"`schedule` must return a list of ops for each of {len(slices)} "
+                f"slices, got {len(orders)} lists. Return an empty one for a slice "
+                "that runs none."
+            )
         self.simulation = simulate(
             orders, stages=len(stages), microbatches=microbatches
         )
@@ -160,22 +166,24 @@ class Pipeline:
           key: Random key, for stages that take one.
 
         Raises:
-          ArgumentError: Examples do not divide over the microbatches.
+          ArgumentError: Examples do not divide over the microbatches, or arrays have
+            unlike numbers of them.
         """
         return self._update(*self._arguments(state, x, targets, key))
 
-    def forward(self, state: PipelineState, x: PyTree) -> PyTree:
+    def forward(self, state: PipelineState, x: PyTree, key: Any = None) -> PyTree:
         """Return the results of the last stage for a batch, as futures.
 
         Args:
           state: From `init`, or of an update.
           x: The batch, for the first stage.
+          key: Random key, for stages that take one.
 
         Raises:
           ArgumentError: Examples do not divide over the microbatches.
         """
-        self._check_batch("x", x)
-        return self._forward(state.params, x)
+        self._check_batch(x=x)
+        return self._forward(state.params, x, key)
 
     def dataflow(
         self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
@@ -203,19 +211,25 @@ class Pipeline:
     def _arguments(
         self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
     ) -> tuple[Any, ...]:
-        self._check_batch("x", x)
-        self._check_batch("targets", targets)
+        self._check_batch(x=x, targets=targets)
         return state, x, targets, key
 
-    def _check_batch(self, name: str, tree: PyTree) -> None:
-        count = self._traced.microbatches
-        for leaf in jax.tree.leaves(tree):
-            size = (*tracing.shape_of(leaf).shape, 0)[0]
-            if not size or size % count:
-                raise ArgumentError(
-                    f"`{name}` must divide evenly over {count} microbatches, got "
-                    f"{size} examples. Use {count * max(1, size // count)}."
-                )
+    def _check_batch(self, **trees: PyTree) -> None:
+        count, sizes = self._traced.microbatches, set()
+        for name, tree in trees.items():
+            for leaf in jax.tree.leaves(tree):
+                size = (*tracing.shape_of(leaf).shape, 0)[0]
+                if not size or size % count:
+                    raise ArgumentError(
+                        f"`{name}` must divide evenly over {count} microbatches, got "
+                        f"{size} examples. Use {count * max(1, size // count)}."
+                    )
+                sizes.add(size)
+        if len(sizes) > 1:
+            raise ArgumentError(
+                "the batch must have as many examples in each array, got "
+                f"{sorted(sizes)}. Pass one row for each example."
+            )
 
     def _trace_update(
         self, state: PipelineState, x: PyTree, targets: PyTree, key: Any

@@ -101,8 +101,9 @@ def _check(orders: Orders, stages: int, microbatches: int) -> None:
         for stage in range(stages)
         for microbatch in range(microbatches)
     ]
+    known = frozenset(every)
     for op in [*every, *counts]:
-        if counts[op] != 1 or op.stage >= stages or op.microbatch >= microbatches:
+        if counts[op] != 1 or op not in known:
             raise ArgumentError(
                 f"`schedule` must have each op of {stages} stages and {microbatches} "
                 f"microbatches once, got {op} {counts[op]} times. Have it return "

@@ -7,6 +7,7 @@ not returned, as XLA would copy it for each microbatch: the backward gets the ar
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,15 @@ class StageInput(NamedTuple):
     targets: PyTree
     number: jax.Array
     key: Any
+
+    @property
+    def keys(self) -> list[Any]:
+        """The key, for stages that take one."""
+        return [] if self.key is None else [self.key]
+
+    def in_batch_of(self, count: int) -> AbstractContextManager[None]:
+        """Return a context in which it is one of so many microbatches."""
+        return in_microbatch(Microbatch(self.number, count))
 
 
 def stage_ops(
@@ -137,8 +147,8 @@ def _run(
     """Return results, the count of the loss, and the function of gradients."""
 
     def of(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-        with in_microbatch(Microbatch(given.number, count)):
-            y = fn(params, x, *([] if given.key is None else [given.key]))
+        with given.in_batch_of(count):
+            y = fn(params, x, *given.keys)
             if loss is None:
                 _check_results(number, y)
                 return y, None

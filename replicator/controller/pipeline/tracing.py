@@ -84,21 +84,23 @@ class PipelineTrace:
         loss, count = self.bind(last, _mean_loss)(losses)
         return loss, count, self._summed(sums, bare)
 
-    def forward(self, params: Sequence[PyTree], x: PyTree) -> PyTree:
+    def forward(self, params: Sequence[PyTree], x: PyTree, key: Any) -> PyTree:
         """Return the results of the last stage for a batch."""
         params = filled(params, self.shared)
         begun = [self._begin(stage, tree) for stage, tree in enumerate(params)]
         tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
         values = dict(enumerate(self._split(0, x)))
+        run = functools.partial(_after, self.microbatches)
         ops = [
-            self.bind(stage, named(f"forward{stage}", functools.partial(_after, fn)))
+            self.bind(stage, named(f"forward{stage}", functools.partial(run, fn)))
             for stage, fn in enumerate(self.stages)
         ]
         for span in self.spans:
             stage, m = span.op.stage, span.op.microbatch
             if span.op.kind == "forward":
                 at = span.slice
-                tokens[at], values[m] = ops[stage](tokens[at], params[stage], values[m])
+                given = StageInput(values[m], None, begun[stage][1][m], key)
+                tokens[at], values[m] = ops[stage](tokens[at], params[stage], given)
         join = self.bind(len(self.stages) - 1, _join)
         return join([values[m] for m in range(self.microbatches)])
 
@@ -203,9 +205,14 @@ def _mean_loss(losses: Sequence[Any]) -> tuple[jax.Array, jax.Array]:
 
 
 def _after(
-    fn: Callable[..., PyTree], token: jax.Array, params: PyTree, x: PyTree
+    count: int,
+    fn: Callable[..., PyTree],
+    token: jax.Array,
+    params: PyTree,
+    given: StageInput,
 ) -> tuple[jax.Array, PyTree]:
-    return token + 1, fn(params, x)
+    with given.in_batch_of(count):
+        return token + 1, fn(params, given.x, *given.keys)
 
 
 def _join(parts: Sequence[PyTree]) -> PyTree:

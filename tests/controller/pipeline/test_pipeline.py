@@ -222,6 +222,18 @@ def test_forward_returns_the_last_stage(pw, slices):
     np.testing.assert_array_equal(pipe.forward(pipe.init(two), x), 4 * x)
 
 
+def test_forward_passes_a_key_and_the_places_of_examples(pw, slices):
+    def numbered(params, x, key):
+        keys = replicator.example_keys(key, len(x))
+        return x * params["w"][None] + jax.vmap(jax.random.uniform)(keys)[:, None]
+
+    pipe = pw.pipeline([numbered], lambda y, _: y.sum(), slices[:1], 2)
+    state = pipe.init([{"w": np.ones(1, np.float32)}])
+    x, key = np.zeros((4, 1), np.float32), jax.random.key(3)
+    wanted = numbered({"w": np.ones(1, np.float32)}, x, key)
+    np.testing.assert_array_equal(pipe.forward(state, x, key=key), wanted)
+
+
 def test_an_error_of_a_stage_names_it(pw, slices):
     def fail(x):
         raise ValueError("no such luck")

@@ -82,6 +82,14 @@ BACKWARD = StageOp("backward", 1, 0)
             "got forward of stage 0, microbatch 2 1 times",
         ),
         (
+            changed(0, lambda ops: [*ops, StageOp("forward", 0, -1)]),
+            "got forward of stage 0, microbatch -1 1 times",
+        ),
+        (
+            changed(0, lambda ops: [*ops, StageOp("forwards", 0, 0)]),
+            "got forwards of stage 0, microbatch 0 1 times",
+        ),
+        (
             changed(1, lambda ops: [BACKWARD, *(op for op in ops if op != BACKWARD)]),
             "got backward of stage 1, microbatch 0 ahead of forward of stage 1",
         ),
