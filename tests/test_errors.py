@@ -3458,8 +3458,8 @@ ROWS = [
         "Fewer targets than examples, in a pipeline",
         lambda: pipeline(targets=np.ones(2, np.float32)),
         ArgumentError,
-        "the batch must have as many examples in each array, got [2, 4]. Pass one row "
-        "for each example.",
+        "`x` and `targets` must have as many examples in each array, got [2, 4]. Pass "
+        "a row for each example.",
     ),
     Row(
         "Parameters of some stages of a pipeline",

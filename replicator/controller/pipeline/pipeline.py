@@ -226,9 +226,10 @@ class Pipeline:
                     )
                 sizes.add(size)
         if len(sizes) > 1:
+            names = " and ".join(f"`{name}`" for name in trees)
             raise ArgumentError(
-                "the batch must have as many examples in each array, got "
-                f"{sorted(sizes)}. Pass one row for each example."
+                f"{names} must have as many examples in each array, got "
+                f"{sorted(sizes)}. Pass a row for each example."
             )
 
     def _trace_update(
