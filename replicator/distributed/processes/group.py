@@ -73,7 +73,7 @@ def launch(
     Returns:
       0 if all ended well, otherwise the code of the first failure since there was
       progress; 75 if the run was preempted and can go on. After a signal that asked
-      it to stop, 128 + its number whatever failed, but 75 and 76 (hung) stay.
+      it to stop, 128 + its number for any failure but 76 (hung).
 
     Raises:
       ArgumentError: This is not Linux.

@@ -39,6 +39,8 @@ def fail_node(
       stop_program: Asks all nodes to stop; called if the thread cannot be ended.
       others: Returns the names of other workers in this process.
     """
+    if over.is_set():  # its thread may run something else by now
+        return
 
     class Failed(NodeFailedError):  # made by Python, without arguments
         def __init__(self) -> None:

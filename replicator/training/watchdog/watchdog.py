@@ -186,7 +186,10 @@ class Watchdog:
                 # node's thread may call `close` now, which must not wait for this one.
                 faulthandler.cancel_dump_traceback_later()
                 self._fails = True
-                self._fail(text)
+                # `close` sets `_closed`, then reads `_fails`: it does not wait for this
+                # thread, or the run has ended meanwhile, and there is nothing to fail.
+                if not self._closed.is_set():
+                    self._fail(text)
 
     def _make_statement(self, limit_s: float | None) -> Statement:
         current, where = self._phases.current, where_is(self._loop_thread)

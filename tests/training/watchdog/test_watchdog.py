@@ -463,3 +463,21 @@ def test_a_run_that_is_stuck_in_its_step_ends_with_everything_told(tmp_path):
     assert re.search(r"process 0: in `step` for [\d.]+ s \(limit 3 s\)", said), said
     (stacks,) = (tmp_path / "stacks").iterdir()
     assert "in sleep_in_step" in stacks.read_text()
+
+
+def test_a_run_that_ends_while_its_hang_is_told_does_not_fail_its_node():
+    told, failed = threading.Event(), []
+
+    def log(kind, **fields):
+        told.set()
+        assert watchdog._closed.wait(60)
+
+    phases = Phases()
+    phases.enter("step", step=1)
+    watchdog = Watchdog(
+        phases, limits=Limits(first_step_s=0.01), log=log, fail=failed.append
+    )
+    with watchdog:
+        assert told.wait(60)
+    assert not watchdog._thread.is_alive()
+    assert failed == []
