@@ -97,7 +97,7 @@ def test_a_function_that_does_not_pickle_is_refused_by_name(pw):
 
 
 def test_a_lost_island_fails_what_depends_on_it_and_nothing_else():
-    with controller.start(islands=3, devices=1, lost_after_s=20) as pw:
+    with controller.start(islands=3, devices=1, lost_after_s=40) as pw:
         ops = [pw.fn(lambda x: x + 1, on(pw, n)) for n in range(3)]
         kept, pids = ops[0](ONES), [pid_of(pw, n) for n in range(2)]
         os.kill(pids[0], signal.SIGKILL)

@@ -15,7 +15,7 @@ from replicator.distributed.child import import_path, pickled, send, started_chi
 from replicator.distributed.processes.exits import describe_code
 from replicator.errors import LaunchError
 
-_START_S = 120.0
+_START_S = 300.0
 _PIPE_S = 60.0
 _MODULE = "replicator.controller.islands.island_process"
 
