@@ -919,6 +919,15 @@ def called_back_where_it_is_connected_to():
         return program.dataflow(jax.ShapeDtypeStruct((2,), np.float32))
 
 
+def read_when_closed():
+    with (
+        controller.IslandServer("unix:", devices=jax.devices()[:1]) as server,
+        controller.connect([server.address], lost_after_s=300) as pw,
+    ):
+        future = pw.put(np.ones(2, np.float32), pw.slice(1))
+    return future.result()
+
+
 def sent_to_an_island(send):
     """Call a method of an island, of whom "a" is the controller."""
     island = controller.IslandServer("unix:", devices=jax.devices()[:1])._service
@@ -3571,6 +3580,13 @@ ROWS = [
         ArgumentError,
         "`pw` must be open, got one that was closed. Call it inside of its `with` "
         "statement.",
+    ),
+    Row(
+        "A result that was not read before `pw` was closed",
+        read_when_closed,
+        ArgumentError,
+        "`pw` must be open to read what was not read before of island0, got one that "
+        "was closed. Read it inside of its `with` statement.",
     ),
     Row(
         "A future of a client that left",

@@ -85,7 +85,10 @@ class Controller(DataflowClient):
         self.close()
 
     def close(self) -> None:
-        """Wait for what was called, and end the islands; results stay readable."""
+        """Wait for what was called, and end the islands.
+
+        Results on islands of this process stay readable, and others that were read.
+        """
         if self._submissions.close():
             for island in self._islands.values():
                 island.close()

@@ -218,8 +218,9 @@ class HostedIsland:
         self, place: int, run: int, orders: int, inputs: Data, values: Data
     ) -> None:
         order_list = self._lists[orders]
-        with self._news:
-            self._runs.setdefault(run, (order_list.kept, set(order_list.outputs)))
+        if order_list.outputs:  # it may send alone
+            with self._news:
+                self._runs.setdefault(run, (order_list.kept, set(order_list.outputs)))
         message = IslandMessage(
             number=place,
             run=run,

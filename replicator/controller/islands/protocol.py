@@ -133,13 +133,13 @@ class OrderList:
 
     @functools.cached_property
     def outputs(self) -> dict[int, str]:
-        """Values that are made here, with the names of their ops."""
+        """Values that are made here, and reported, with the names of their ops."""
         found: dict[int, str] = {}
         for order in self.orders:
             if isinstance(order, Call):
                 found.update(dict.fromkeys(order.outputs, order.computation.name))
-            elif not isinstance(order, Drop | Send):
-                found[order.output] = type(order).__name__.lower()
+            elif isinstance(order, Put):
+                found[order.output] = "put"
         return found
 
     @functools.cached_property

@@ -116,6 +116,7 @@ class RemoteIsland:
         self._read: dict[Key, jax.Array] = {}
         # By run, the values that it has not reported, with the names of their ops.
         self._open: dict[int, dict[int, str]] = {}
+        self._is_closed = False
         self._why_lost = ""
         self._lock = threading.Lock()  # guards these two
         self._threads = [
@@ -152,13 +153,19 @@ class RemoteIsland:
 
     def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
-        with self._lock:
-            self._open.setdefault(message.run, dict(message.order_list.outputs))
+        if outputs := message.order_list.outputs:  # it may send alone
+            with self._lock:
+                self._open.setdefault(message.run, dict(outputs))
         self._outbox.put(message)
 
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported; each is fetched once."""
         missing = [key for key in keys if key not in self._read]
+        if missing and self._is_closed:
+            raise ArgumentError(
+                f"`pw` must be open to read what was not read before of {self.name}, "
+                "got one that was closed. Read it inside of its `with` statement."
+            )
         if missing:
             found = self._called("read", self._session, missing)
             arrays = (jnp.asarray(array_from(each)) for each in found)
@@ -176,6 +183,7 @@ class RemoteIsland:
 
     def close(self) -> None:
         """End after the messages so far."""
+        self._is_closed = True
         self._outbox.put(None)
         for thread in self._threads:
             thread.join()
@@ -217,29 +225,36 @@ class RemoteIsland:
         except RemoteError:
             raise
         except RpcError as error:
-            raise self._failed(method, "") from error
+            raise self._failed(method, "", _text(error)) from error
 
     def _send_all(self) -> None:
         """Send what is queued, until the end."""
-        number, ended = 0, False
-        while not ended:
-            items = [self._outbox.get()]
-            while not self._outbox.empty():
-                items.append(self._outbox.get())
-            ended = None in items
-            items = items[: items.index(None)] if ended else items
-            runs = [each.run for each in items if isinstance(each, IslandMessage)]
-            try:
-                if not self._why_lost:
-                    data = [part for each in items for part in self._data(each)]
-                    self._client.call("take", (self._session, number, data))
-                    number += 1
-                    if ended:
-                        self._client.call("leave", (self._session,))
-            except Exception as error:  # it is not known what has arrived
-                self._lose(_text(error))
-            if self._why_lost:
-                self._fail(runs)
+        number = 0
+        while self._send_next(number):
+            number += 1
+
+    def _send_next(self, number: int) -> bool:
+        """Send what is queued, once there is something; return whether more follows.
+
+        The arrays that it sent are not kept until the next message.
+        """
+        items = [self._outbox.get()]
+        while not self._outbox.empty():
+            items.append(self._outbox.get())
+        ended = None in items
+        items = items[: items.index(None)] if ended else items
+        runs = [each.run for each in items if isinstance(each, IslandMessage)]
+        try:
+            if not self._why_lost:
+                data = [part for each in items for part in self._data(each)]
+                self._client.call("take", (self._session, number, data))
+                if ended:
+                    self._client.call("leave", (self._session,))
+        except Exception as error:  # it is not known what has arrived
+            self._lose(_text(error))
+        if self._why_lost:
+            self._fail(runs)
+        return not ended
 
     def _data(self, item: IslandMessage | list[Any]) -> list[Data]:
         if isinstance(item, list):
@@ -268,6 +283,8 @@ class RemoteIsland:
                 return
             for run, values, error in reports:
                 with self._lock:
+                    if self._why_lost:  # all that was left was failed, or will be
+                        return
                     left = self._open.get(run, {})
                     for value in values:
                         left.pop(value, None)
@@ -295,10 +312,9 @@ class RemoteIsland:
             for value, name in left.items():
                 self._report(run, [value], self._failed(name, f" in run {run}"))
 
-    def _failed(self, name: str, where: str) -> OpFailedError:
-        error = OpFailedError(
-            f"op `{name}` failed{where}: {self.name} was lost, {self._why_lost}"
-        )
+    def _failed(self, name: str, where: str, why: str = "") -> OpFailedError:
+        why = self._why_lost or why
+        error = OpFailedError(f"op `{name}` failed{where}: {self.name} was lost, {why}")
         error.op, error.island = name, self.name
         return error
 
