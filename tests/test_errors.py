@@ -796,8 +796,19 @@ def too_much(asked, seconds, limit_s):
     raise too_many(asked, seconds, limit_s)
 
 
+OPENED = []
+
+
 def islands():
-    return controller.local(islands=1, devices=2)
+    OPENED.append(controller.local(islands=1, devices=2))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def islands_are_closed():
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 def an_op(f=lambda x: x * 2, *specs, **options):
