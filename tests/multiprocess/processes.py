@@ -73,6 +73,17 @@ def values(ended):
     return [each.value for each in ended]
 
 
+def assert_killed(ended):
+    """Assert that no process came to its end, and that one at least was killed.
+
+    The others may have aborted first: JAX ends the peers of a process that died.
+    """
+    told = "\n".join(f"--- process {i}\n{each.output}" for i, each in enumerate(ended))
+    codes = [each.code for each in ended]
+    assert -signal.SIGKILL in codes, told
+    assert all(codes), told
+
+
 def kill(process):
     """Kill a process and its children, which are a process group of their own."""
     if process.poll() is None:

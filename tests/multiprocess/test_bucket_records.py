@@ -1,12 +1,11 @@
 """Records in a bucket of a run in several processes, which lose their hosts."""
 
 import json
-import signal
 
 import pytest
 
 from tests.multiprocess import programs
-from tests.multiprocess.processes import run_processes, values
+from tests.multiprocess.processes import assert_killed, run_processes, values
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +23,7 @@ def test_a_killed_group_goes_on_in_its_records_on_other_hosts(tmp_path, monkeypa
             **{"records": f"file://{bucket}", **options},
         )
 
-    for ended in run("first", die_after=4):
-        assert ended.code == -signal.SIGKILL, ended.output
+    assert_killed(run("first", die_after=4))
     values(run("second"))
     rows = (bucket / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == list(range(1, 11))

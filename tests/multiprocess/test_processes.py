@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiprocess.processes import run_processes, values
+from tests.multiprocess.processes import assert_killed, run_processes, values
 
 pytestmark = pytest.mark.slow
 
@@ -56,4 +56,4 @@ def test_what_fails_is_shown(tmp_path):
 
 def test_once_one_was_killed_the_others_are(tmp_path):
     ended = run_processes(die_or_hang, tmp_path, processes=2, devices=1)
-    assert [each.code for each in ended] == [-signal.SIGKILL] * 2
+    assert_killed(ended)

@@ -1,13 +1,11 @@
 """A run that was killed goes on in another number of processes, and loses nothing."""
 
-import signal
-
 import numpy as np
 import pytest
 
 from tests.checkpoint.test_damage import flipped
 from tests.multiprocess import programs
-from tests.multiprocess.processes import run_processes, values
+from tests.multiprocess.processes import assert_killed, run_processes, values
 from tests.training.test_resume import numbers
 
 pytestmark = pytest.mark.slow
@@ -25,8 +23,7 @@ def run(folder, processes, devices, **options):
 
 
 def die(folder, processes, devices, **options):
-    for ended in run(folder, processes, devices, die_after=4, **options):
-        assert ended.code == -signal.SIGKILL, ended.output
+    assert_killed(run(folder, processes, devices, die_after=4, **options))
 
 
 @pytest.fixture(scope="module")
