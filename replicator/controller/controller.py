@@ -42,6 +42,7 @@ from replicator.controller.slices import (
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, ops_of, trace
 from replicator.errors import ArgumentError, check_positive, check_word
+from replicator.strategies.strategy import Strategy
 
 
 class Controller(DataflowClient):
@@ -93,7 +94,7 @@ class Controller(DataflowClient):
             for island in self._islands.values():
                 island.close()
 
-    def slice(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def slice(
         self,
         n: int = 1,
         *,
@@ -171,8 +172,7 @@ class Controller(DataflowClient):
         *,
         optimizer: optax.GradientTransformation | None = None,
         shared: Mapping[str, str] | None = None,
-        specs: Sequence[PyTree] | None = None,
-        batch_spec: PartitionSpec | None = None,
+        strategy: Strategy | Sequence[Strategy | None] | None = None,
     ) -> Pipeline:
         """Make a pipeline: stages on slices, whose call makes one update.
 
@@ -187,8 +187,7 @@ class Controller(DataflowClient):
             schedule,
             optimizer=optimizer,
             shared=shared,
-            specs=specs,
-            batch_spec=batch_spec,
+            strategy=strategy,
         )
 
     def client(self, name: str, *, weight: float = 1.0) -> DataflowClient:

@@ -90,9 +90,15 @@ class Function:
             return results
 
         run.__name__ = run.__qualname__ = name
-        self._traced: Callable[..., PyTree] = jax.jit(
-            run, donate_argnums=_positions(donate), **shardings
-        )
+        try:
+            self._traced: Callable[..., PyTree] = jax.jit(
+                run, donate_argnums=_positions(donate), **shardings
+            )
+        except ValueError as error:  # of JAX, which looks at the signature
+            raise ArgumentError(
+                f"`donate` must be positions of arguments of `{self._label}`, got "
+                f"{donate}: it takes fewer. Count from 0."
+            ) from error
 
     def __call__(self, *args: Any) -> PyTree:
         """Run it on its slice.

@@ -1,6 +1,8 @@
 """Pipelines over slices: one dataflow runs all stages, for all microbatches."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,12 +15,20 @@ from replicator.controller.dataflow import Dataflow
 from replicator.controller.future import Future
 from replicator.controller.pipeline import tracing
 from replicator.controller.pipeline.joint_update import JointUpdate
-from replicator.controller.pipeline.parameters import check_params, homes_of
+from replicator.controller.pipeline.parameters import (
+    check_params,
+    filled,
+    homes_of,
+    without,
+)
 from replicator.controller.pipeline.schedules import SCHEDULES, Schedule
 from replicator.controller.pipeline.simulation import simulate
+from replicator.controller.pipeline.stage_layout import layouts_of, placements
+from replicator.controller.pipeline.stage_ops import Stage
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError, check_count, check_word
 from replicator.monitoring.drawing.spans import Span, spans_svg
+from replicator.strategies.strategy import Strategy
 
 
 class PipelineState(NamedTuple):
@@ -61,8 +71,10 @@ class Pipeline:
         without one, calls return gradients and leave the parameters.
       shared: For the path of a parameter that is None, that of the array that stands
         there: `{"3/table": "0/table"}`. Its gradients are summed, and updated once.
-      specs: For each stage, partition specs of its parameters, or a prefix.
-      batch_spec: Spec of arrays of examples, on slices of several devices.
+      strategy: For stages on slices of several devices: a strategy for all, or one or
+        None for each, which cuts examples, and variables by rules for their paths:
+        `params/3/table`. Their slices have its axes: `pw.slice(n,
+        axes=strategy.sizes(n))`. Without one, each device has all.
 
     Raises:
       ArgumentError: An argument breaks its rule, or the schedule does not end.
@@ -82,19 +94,13 @@ class Pipeline:
         *,
         optimizer: optax.GradientTransformation | None = None,
         shared: Mapping[str, str] | None = None,
-        specs: Sequence[PyTree] | None = None,
-        batch_spec: PartitionSpec | None = None,
+        strategy: Strategy | Sequence[Strategy | None] | None = None,
     ) -> None:
         check_count("microbatches", microbatches)
         if not slices or not stages or len(stages) % len(slices):
             raise ArgumentError(
                 "`stages` must be as many as `slices`, or a multiple of them, got "
                 f"{len(stages)} on {len(slices)} slices. Change either."
-            )
-        if specs is not None and len(specs) != len(stages):
-            raise ArgumentError(
-                f"`specs` must have those of each of the {len(stages)} stages, got "
-                f"{len(specs)}. Write None for a stage whose parameters are whole."
             )
         if isinstance(schedule, str):
             check_word("schedule", schedule, tuple(SCHEDULES))
@@ -110,20 +116,28 @@ class Pipeline:
             orders, stages=len(stages), microbatches=microbatches
         )
         self._pw, self._slices = pw, slices
+        self._on = [slices[k % len(slices)] for k in range(len(stages))]
+        self._layouts = layouts_of(strategy, self._on)
+        self._microbatches = microbatches
         self._tx = optax.set_to_zero() if optimizer is None else optimizer
-        self._specs = specs or [None] * len(stages)
+        self._shared = shared or {}
         self._traced = tracing.PipelineTrace(
-            stages=stages,
-            loss=loss,
-            microbatches=microbatches,
-            shared=shared or {},
+            stages=[
+                Stage(
+                    number=number,
+                    fn=fn,
+                    loss=loss if number == len(stages) - 1 else None,
+                    microbatches=microbatches,
+                    layout=self._layouts[number],
+                    bind=partial(self._bind, number),
+                )
+                for number, fn in enumerate(stages)
+            ],
+            shared=self._shared,
             spans=self.simulation.spans,
-            bind=self._bind,
-            specs=self._specs,
-            batch_spec=batch_spec,
         )
         self._update = pw.program(self._trace_update, fuse=False)
-        self._forward = pw.program(self._traced.forward, fuse=False)
+        self._forward = pw.program(self._trace_forward, fuse=False)
 
     def init(self, params: Sequence[PyTree], optimizer: PyTree = None) -> PipelineState:
         """Place parameters and the optimizer's state on the slices.
@@ -137,22 +151,21 @@ class Pipeline:
             arrays of several stages.
         """
         params = list(params)
-        check_params(params, len(self._specs), self._traced.shared)
+        check_params(params, len(self._on), self._shared)
         if optimizer is None:
             optimizer = self._tx.init(params)
-        self._joint_of(params, optimizer)
+        state = PipelineState(params, optimizer)
+        self._joint_of(state)
+        leaves, structure = jax.tree.flatten(state)
+        places = self._places(state)
+        places = places._replace(params=without(places.params, self._shared))
         placed = [
-            self._pw.put(tree, self._slice_of(stage), self._specs[stage])
-            if jax.tree.leaves(tree)
-            else tree
-            for stage, tree in enumerate(params)
+            self._pw.put(leaf, self._on[home or 0], PartitionSpec(*at.stored))
+            for leaf, home, at in zip(
+                leaves, homes_of(state, params), jax.tree.leaves(places), strict=True
+            )
         ]
-        leaves, structure = jax.tree.flatten(optimizer)
-        state = [
-            self._pw.put(leaf, self._slice_of(home or 0))
-            for leaf, home in zip(leaves, homes_of(optimizer, params), strict=True)
-        ]
-        return PipelineState(placed, jax.tree.unflatten(structure, state))
+        return jax.tree.unflatten(structure, placed)
 
     def __call__(
         self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
@@ -183,7 +196,7 @@ class Pipeline:
           ArgumentError: Examples do not divide over the microbatches.
         """
         self._check_batch(x=x)
-        return self._forward(state.params, x, key)
+        return self._forward(state, x, key)
 
     def dataflow(
         self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
@@ -215,14 +228,17 @@ class Pipeline:
         return state, x, targets, key
 
     def _check_batch(self, **trees: PyTree) -> None:
-        count, sizes = self._traced.microbatches, set()
+        pieces = math.lcm(*(layout.pieces for layout in self._layouts))
+        count, sizes = self._microbatches * pieces, set()
         for name, tree in trees.items():
             for leaf in jax.tree.leaves(tree):
                 size = (*tracing.shape_of(leaf).shape, 0)[0]
                 if not size or size % count:
+                    cut = f", each in {pieces} pieces" if pieces > 1 else ""
                     raise ArgumentError(
-                        f"`{name}` must divide evenly over {count} microbatches, got "
-                        f"{size} examples. Use {count * max(1, size // count)}."
+                        f"`{name}` must divide evenly over {self._microbatches} "
+                        f"microbatches{cut}, got {size} examples. Use "
+                        f"{count * max(1, size // count)}."
                     )
                 sizes.add(size)
         if len(sizes) > 1:
@@ -235,27 +251,47 @@ class Pipeline:
     def _trace_update(
         self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
     ) -> PipelineUpdate:
-        loss, count, sums = self._traced.gradients(state.params, x, targets, key)
-        joint = self._joint_of(state.params, state.optimizer)
+        places = self._places(state).params
+        loss, count, sums = self._traced.gradients(
+            state.params, places, x, targets, key
+        )
+        joint = self._joint_of(state)
         arguments = sums, count, *state
         results = joint(jax.tree.leaves(arguments), self._bind)
         structure = jax.tree.structure((sums, *state))
         gradients, params, optimizer = jax.tree.unflatten(structure, results)
         return PipelineUpdate(loss, gradients, PipelineState(params, optimizer))
 
-    def _joint_of(self, params: list[PyTree], optimizer: PyTree) -> JointUpdate:
-        """Return the update of all stages for parameters, cut into ops of each."""
-        like = jax.tree.map(tracing.shape_of, (params, optimizer))
-        sums = jax.tree.map(tracing.sum_shape, like[0])
+    def _trace_forward(self, state: PipelineState, x: PyTree, key: Any) -> PyTree:
+        places = self._places(state).params
+        return self._traced.forward(state.params, places, x, key)
+
+    def _places(self, state: PipelineState) -> PipelineState:
+        """Return how each variable lies, with all that stages share in place."""
+        params, optimizer = filled(state.params, self._shared), state.optimizer
+        return PipelineState(**placements(self._layouts, params, optimizer))
+
+    def _joint_of(self, state: PipelineState) -> JointUpdate:
+        """Return the update of all stages for a state, cut into ops of each."""
+        like = jax.tree.map(tracing.shape_of, state)
+        sums = jax.tree.map(tracing.sum_shape, like.params)
         arguments = sums, jax.ShapeDtypeStruct((), jnp.float32), *like
-        homes = homes_of(params, params)
-        of_state = homes_of(optimizer, params)
+        homes = homes_of((state.params, *state), state.params)
+        at = [home or 0 for home in homes]
+        params, optimizer = self._places(state)
+        params = without(params, self._shared)
+        cuts = [
+            *(each.gradient for each in jax.tree.leaves(params)),
+            *(each.stored for each in jax.tree.leaves((params, optimizer))),
+        ]
+        count = len(jax.tree.leaves(params))
         return JointUpdate(
             tracing.flat_update(self._tx, jax.tree.structure(arguments)),
             jax.tree.leaves(arguments),
-            homes=[*homes, len(self._specs) - 1, *homes, *of_state],
-            outputs=[home or 0 for home in (*homes, *homes, *of_state)],
-            stages=len(self._specs),
+            homes=[*homes[:count], len(self._on) - 1, *homes[count:]],
+            outputs=at,
+            specs=[self._layouts[k].spec(cut) for k, cut in zip(at, cuts, strict=True)],
+            stages=len(self._on),
         )
 
     def _bind(
@@ -265,7 +301,4 @@ class Pipeline:
         in_specs: Any = None,
         out_specs: Any = None,
     ) -> Callable[..., PyTree]:
-        return self._pw.fn(f, self._slice_of(stage), in_specs, out_specs)
-
-    def _slice_of(self, stage: int) -> Slice:
-        return self._slices[stage % len(self._slices)]
+        return self._pw.fn(f, self._on[stage], in_specs, out_specs)

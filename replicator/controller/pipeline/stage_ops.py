@@ -5,9 +5,8 @@ backward takes them. A residual that is an argument (a weight that is multiplied
 not returned, as XLA would copy it for each microbatch: the backward gets the argument.
 """
 
-import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +15,12 @@ from jax.extend import core
 
 from replicator.base.types import PyTree
 from replicator.collectives.context.microbatch import Microbatch, in_microbatch
+from replicator.controller.pipeline.stage_layout import StageLayout
 from replicator.engine.analysis import replication_check as proof
+from replicator.engine.partitioned import gradient_cut, mark_of
+from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.gradients import LocalSum, LocalSums
 from replicator.errors import ArgumentError
-
-Bind = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
-"""`pw.fn` for the slice of a stage."""
 
 
 class StageInput(NamedTuple):
@@ -39,34 +38,76 @@ class StageInput(NamedTuple):
     number: jax.Array
     key: Any
 
-    @property
-    def keys(self) -> list[Any]:
-        """The key, for stages that take one."""
-        return [] if self.key is None else [self.key]
 
-    def in_batch_of(self, count: int) -> AbstractContextManager[None]:
-        """Return a context in which it is one of so many microbatches."""
-        return in_microbatch(Microbatch(self.number, count))
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage, and what its ops are made with.
+
+    Attributes:
+      number: Its number; the first one takes the batch, which has no gradient.
+      fn: `fn(params, x)`, or `fn(params, x, key)`.
+      loss: `loss(y, targets)`, of the last stage.
+      microbatches: Number of microbatches.
+      layout: How it lies on its slice.
+      bind: `bind(f, in_specs, out_specs)` makes an op of the slice.
+    """
+
+    number: int
+    fn: Callable[..., PyTree]
+    loss: Callable[..., Any] | None
+    microbatches: int
+    layout: StageLayout
+    bind: Callable[..., Callable[..., PyTree]]
+
+    def results(self, params: PyTree, given: StageInput) -> PyTree:
+        """Return what it computes of a microbatch."""
+        key = [] if given.key is None else [given.key]
+        with in_microbatch(Microbatch(given.number, self.microbatches)):
+            return self.fn(params, given.x, *key)
+
+    def with_gradients(
+        self, params: PyTree, given: StageInput
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Return results, the count of the loss, and the function of gradients."""
+
+        def of(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+            y = self.results(params, given._replace(x=x))
+            if self.loss is None:
+                _check_results(self.number, y)
+                return y, None
+            return _loss_and_count(self.loss(y, given.targets))
+
+        if self.number == 0:
+            y, back, count = jax.vjp(lambda p: of(p, given.x), params, has_aux=True)
+        else:
+            y, back, count = jax.vjp(of, params, given.x, has_aux=True)
+        return y, count, back
+
+
+def forward_op(
+    stage: Stage, params: PyTree, given: StageInput, placed: PyTree
+) -> Callable[..., Any]:
+    """Return the forward of a stage alone; arguments are those of `stage_ops`."""
+    closed, shapes = traced_alone(stage.results, (params, given))
+    op = _forward(stage, closed, given, placed, range(len(closed.out_avals)))
+
+    def forward(token: jax.Array, params: PyTree, given: StageInput) -> Any:
+        token, outs = op(token, *jax.tree.leaves((params, given)))
+        return token, jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+    return forward
 
 
 def stage_ops(
-    fn: Callable[..., PyTree],
-    loss: Callable[..., Any] | None,
-    *,
-    number: int,
-    count: int,
-    bind: tuple[Bind, Bind],
-    like: tuple[PyTree, StageInput],
+    stage: Stage, params: PyTree, given: StageInput, placed: PyTree
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return forward and backward of a stage, for arguments of one structure.
 
     Args:
-      fn: `fn(params, x)`, or `fn(params, x, key)`.
-      loss: `loss(y, targets)`, for the last stage.
-      number: Its number; the first one takes the batch, which has no gradient.
-      count: Number of microbatches.
-      bind: Makes the op of the forward, and that of the backward.
-      like: Shapes of its parameters and its input.
+      stage: The stage.
+      params: Its parameters.
+      given: Its input.
+      placed: How its parameters lie.
 
     Returns:
       `forward(token, params, given)` returns the next token, results (the sum of the
@@ -82,83 +123,126 @@ def stage_ops(
     Raises:
       ArgumentError: It returns what has no gradient, or the loss is no scalar.
     """
-    run = functools.partial(_run, fn, loss, number, count)
-    closed, (y, aux, back) = jax.make_jaxpr(run, return_shape=True)(*like)
-    structure, tree = jax.tree.structure((y, aux)), jax.tree.structure(back)
-    if count > 1:
-        params, (*batch, key) = like
-        kinds = (proof.STATE, params), (proof.BATCH, batch), (proof.CLEAN, key)
-        marks = [mark for mark, tree in kinds for _ in jax.tree.leaves(tree)]
-        proof.warn_of_microbatches(closed.jaxpr, marks, slice(0))
+    closed, (y, count, back) = traced_alone(stage.with_gradients, (params, given))
+    _warn_of_noise(stage, closed.jaxpr, params, given)
+    tree = jax.tree.structure((y, count))
     invars = {var: at for at, var in enumerate(closed.jaxpr.invars)}
-    saved = closed.jaxpr.outvars[structure.num_leaves :]
+    saved = closed.jaxpr.outvars[tree.num_leaves :]
     # For each residual, which argument it is, if it is one.
     given_at = [
         None if isinstance(var, core.Literal) else invars.get(var) for var in saved
     ]
-
-    def run_forward(token: jax.Array, *leaves: jax.Array) -> Any:
-        outs = core.jaxpr_as_fun(closed)(*leaves)
-        results = jax.tree.unflatten(structure, outs[: structure.num_leaves])
-        residuals = zip(outs[structure.num_leaves :], given_at, strict=True)
-        return token + 1, results, [out for out, at in residuals if at is None]
-
-    def run_backward(
-        token: jax.Array, sums: PyTree, residuals: Any, cotangent: PyTree
-    ) -> Any:
-        if cotangent is None:  # of the loss
-            cotangent = jnp.ones((), y.dtype)
-        of_params, *of_x = jax.tree.unflatten(tree, residuals)(cotangent)
-        sums = jax.tree.map(
-            lambda sum_, new: sum_ + new.astype(sum_.dtype), sums, of_params
-        )
-        return token + 1, sums, of_x
-
-    forward_op = bind[0](named(f"forward{number}", run_forward))
+    made = [n for n, at in enumerate(given_at, tree.num_leaves) if at is None]
+    op = _forward(stage, closed, given, placed, [*range(tree.num_leaves), *made])
 
     def forward(token: jax.Array, params: PyTree, given: StageInput) -> Any:
         leaves = jax.tree.leaves((params, given))
-        token, (results, counts), made = forward_op(token, *leaves)
-        rest = iter(made)
+        token, outs = op(token, *leaves)
+        results, counts = jax.tree.unflatten(tree, outs[: tree.num_leaves])
+        rest = iter(outs[tree.num_leaves :])
         residuals = [next(rest) if at is None else leaves[at] for at in given_at]
         return token, results, counts, residuals
 
-    return forward, bind[1](named(f"backward{number}", run_backward))
+    marks = _marks(placed, given)
+    of_residuals = [None if at is None else marks[at] for at in given_at]
+    pair = jax.tree.structure(back), of_residuals
+    return forward, _backward(stage, pair, y, given, placed)
 
 
-def named(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function under a name, which its op has, too."""
-
-    def renamed(*args: Any) -> Any:
-        return run(*args)
-
-    renamed.__name__ = name
-    return renamed
-
-
-def _run(
-    fn: Callable[..., PyTree],
-    loss: Callable[..., Any] | None,
-    number: int,
-    count: int,
-    params: PyTree,
+def _forward(
+    stage: Stage,
+    closed: core.ClosedJaxpr,
     given: StageInput,
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Return results, the count of the loss, and the function of gradients."""
+    placed: PyTree,
+    kept: Sequence[int],
+) -> Callable[..., Any]:
+    """Return an op of a token and arguments: the next token and results."""
 
-    def of(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
-        with given.in_batch_of(count):
-            y = fn(params, x, *given.keys)
-            if loss is None:
-                _check_results(number, y)
-                return y, None
-            return _loss_and_count(loss(y, given.targets))
+    def forward(token: jax.Array, *leaves: jax.Array) -> Any:
+        outs = stage.layout.run(
+            core.jaxpr_as_fun(closed),
+            leaves,
+            marks=_marks(placed, given),
+            targets=[None] * len(closed.jaxpr.outvars),
+        )
+        return token + 1, [outs[n] for n in kept]
 
-    if number == 0:
-        y, back, aux = jax.vjp(lambda params: of(params, given.x), params, has_aux=True)
-    else:
-        y, back, aux = jax.vjp(of, params, given.x, has_aux=True)
-    return y, aux, back
+    forward.__name__ = f"forward{stage.number}"
+    layout = stage.layout
+    specs = [
+        *(layout.spec(each.stored) for each in jax.tree.leaves(placed)),
+        *layout.examples(jax.tree.leaves((given.x, given.targets))),
+        *_nothing((given.number, given.key)),
+    ]
+    return stage.bind(forward, (None, *specs))
+
+
+def _backward(
+    stage: Stage,
+    back: tuple[Any, Sequence[Any]],
+    y: PyTree,
+    given: StageInput,
+    placed: PyTree,
+) -> Callable[..., Any]:
+    """Return the op of the backward.
+
+    Args:
+      stage: The stage.
+      back: Structure of its function of gradients, whose leaves are residuals, and the
+        mark of each.
+      y: Shapes of its results.
+      given: Its input.
+      placed: How its parameters lie.
+    """
+    layout, (structure, marks) = stage.layout, back
+    of_x = [given.x] if stage.number else []
+    targets = [*map(gradient_cut, jax.tree.leaves(placed)), *_nothing(of_x)]
+
+    def gradients(residuals: PyTree, cotangent: PyTree) -> list[jax.Array]:
+        return jax.tree.leaves(jax.tree.unflatten(structure, residuals)(cotangent))
+
+    def backward(
+        token: jax.Array, sums: PyTree, residuals: PyTree, cotangent: PyTree
+    ) -> Any:
+        if cotangent is None:  # of the loss
+            cotangent = jnp.ones((), y.dtype)
+        leaves, arguments = jax.tree.flatten((residuals, cotangent))
+        found = layout.run(
+            lambda *flat: gradients(*jax.tree.unflatten(arguments, flat)),
+            leaves,
+            marks=[*marks, *_nothing(cotangent)],
+            targets=targets,
+        )
+        of_params, of_given = jax.tree.unflatten(
+            jax.tree.structure((placed, of_x)), found
+        )
+        sums = jax.tree.map(
+            lambda sum_, new: sum_ + new.astype(sum_.dtype), sums, of_params
+        )
+        return token + 1, sums, of_given
+
+    backward.__name__ = f"backward{stage.number}"
+    specs = jax.tree.map(lambda each: layout.spec(each.gradient), placed)
+    cotangents = layout.examples(y) if stage.loss is None else None
+    return stage.bind(backward, (None, specs, None, cotangents), (None, specs, None))
+
+
+def _marks(placed: PyTree, given: StageInput) -> list[Any]:
+    return [*map(mark_of, jax.tree.leaves(placed)), *_nothing(given)]
+
+
+def _nothing(tree: PyTree) -> list[None]:
+    return [None] * len(jax.tree.leaves(tree))
+
+
+def _warn_of_noise(
+    stage: Stage, jaxpr: core.Jaxpr, params: PyTree, given: StageInput
+) -> None:
+    if stage.microbatches > 1:
+        *batch, key = given
+        kinds = (proof.STATE, params), (proof.BATCH, batch), (proof.CLEAN, key)
+        marks = [mark for mark, tree in kinds for _ in jax.tree.leaves(tree)]
+        proof.warn_of_microbatches(jaxpr, marks, slice(0))
 
 
 def _check_results(number: int, y: PyTree) -> None:

@@ -1,7 +1,7 @@
 """Clients: each with functions, dataflows and futures of its own, and a weight."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -87,9 +87,19 @@ class DataflowClient:
         """Leave: free what it holds, and refuse its futures."""
         self._submissions.leave(self._record)
 
-    def slice(self, n: int = 1, **options: Any) -> Slice:
+    def slice(
+        self,
+        n: int = 1,
+        *,
+        axes: Mapping[str, int] | None = None,
+        kind: str | None = None,
+        island: str | None = None,
+        memory_bytes: int = 0,
+    ) -> Slice:
         """Return devices of one island, as `pw.slice`; any client may use them."""
-        return self._host.slice(n, **options)
+        return self._host.slice(
+            n, axes=axes, kind=kind, island=island, memory_bytes=memory_bytes
+        )
 
     def fn(
         self,

@@ -73,10 +73,11 @@ def cut(tx, ops):
         shapes((GRADS, state, PARAMS)),
         homes=[*of_params, *of_state, *of_params],
         outputs=[home or 0 for home in (*of_params, *of_state)],
+        specs=[None] * (len(of_params) + len(of_state)),
         stages=len(PARAMS),
     )
 
-    def bind(stage, fn):
+    def bind(stage, fn, *specs):
         def run(arrays, packs):
             ops.append((stage, fn.__name__))
             return fn(arrays, packs)
