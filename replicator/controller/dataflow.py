@@ -36,11 +36,13 @@ class Dataflow:
         *,
         functions: Functions,
         signature: Any,
+        current: Callable[[Plan], Plan],
         run: Callable[["Dataflow", Sequence[Any]], list[Any]],
         look: Callable[[Sequence[PyTree]], tuple[Sequence[Any], Any]],
     ) -> None:
         self.name = name
-        self.plan = plan
+        self._plan = plan
+        self._current = current
         self._traced = traced
         self._grouped = grouped
         self._functions = functions
@@ -67,6 +69,16 @@ class Dataflow:
     def run(self, leaves: Sequence[Any]) -> PyTree:
         """Run it on the leaves of its arguments, which were looked at."""
         return jax.tree.unflatten(self._traced.out_tree, self._run(self, leaves))
+
+    @property
+    def plan(self) -> Plan:
+        """What islands do for it; planned again here, if a slice of it has moved.
+
+        Raises:
+          IslandLostError: A slice of it has no island any more.
+        """
+        self._plan = self._current(self._plan)
+        return self._plan
 
     @property
     def result_shapes(self) -> list[jax.ShapeDtypeStruct]:

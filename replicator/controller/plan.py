@@ -155,6 +155,7 @@ class _Planner:
             behind=behind(steps, {held.number for held in outputs}),
             moved_bytes=self._moved_bytes,
             slices=self._slices,
+            homes={name: each.island for name, each in self._slices.items()},
             sizes=self._sizes,
         )
 
