@@ -3336,7 +3336,7 @@ ROWS = [
         lambda: an_op()(jnp.ones(2, jnp.int4)),
         ArgumentError,
         "op `lambda` must take arrays of whole bytes, got int4[2] at train.py:12 in "
-        "islands. Pass int8, and cast in its function.",
+        "<lambda>. Pass int8, and cast in its function.",
     ),
     Row(
         "An op that donates what is used later",

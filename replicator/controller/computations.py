@@ -53,8 +53,8 @@ def computation_of(
     for shape in shapes:
         if str(shape.dtype) in _PARTS_OF_BYTES:
             raise ArgumentError(
-                f"op `{name}` must take arrays of whole bytes, got {shape.dtype} "
-                f"at {line}. Pass int8, and cast in its function."
+                f"op `{name}` must take arrays of whole bytes, got {shape.dtype}"
+                f"{list(shape.shape)} at {line}. Pass int8, and cast in its function."
             )
     if group.step is not None:
         run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)

@@ -20,8 +20,8 @@ from replicator.controller.tracing.trace import shape_of
 from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
 from replicator.errors import ArgumentError
 
-BindAt = Callable[..., Callable[..., PyTree]]
-"""`bind(stage, f, in_specs, out_specs)` makes an op on the slice of a stage."""
+Binds = Sequence[Callable[..., Callable[..., PyTree]]]
+"""For each stage, `pw.fn` for its slice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class JointUpdate:
             self._home(v, at) for v, at in zip(jaxpr.outvars, outputs, strict=True)
         ]
 
-    def __call__(self, flat: Sequence[jax.Array], bind_at: BindAt) -> list[jax.Array]:
+    def __call__(self, flat: Sequence[jax.Array], binds: Binds) -> list[jax.Array]:
         """Call the ops of an update; return the results in the order of `fn`."""
         jaxpr = self._closed.jaxpr
         values = dict(zip(jaxpr.invars, flat, strict=True))
@@ -78,7 +78,7 @@ class JointUpdate:
             for stage in self._stages:
                 if made := self._exchanged.get((stage, level)):
                     packs[stage, level] = self._call(
-                        (stage, level), made, values, packs, bind_at
+                        (stage, level), made, values, packs, binds
                     )
         results: list[Any] = [None] * len(jaxpr.outvars)
         for stage in self._stages:
@@ -87,7 +87,7 @@ class JointUpdate:
                 wanted = [jaxpr.outvars[n] for n in at]
                 specs = tuple(self._specs[n] for n in at)
                 outs = self._call(
-                    (stage, self._last), wanted, values, packs, bind_at, specs
+                    (stage, self._last), wanted, values, packs, binds, specs
                 )
                 for n, value in zip(at, outs, strict=True):
                     results[n] = value
@@ -99,7 +99,7 @@ class JointUpdate:
         wanted: Sequence[Any],
         values: Mapping[core.Var, jax.Array],
         packs: Mapping[tuple[int, int], Sequence[jax.Array]],
-        bind_at: BindAt,
+        binds: Binds,
         specs: tuple[PartitionSpec | None, ...] | None = None,
     ) -> tuple[jax.Array, ...]:
         """Call the op of a stage that computes values from what is there.
@@ -130,7 +130,7 @@ class JointUpdate:
             return _packed(results) if specs is None else tuple(results)
 
         update.__name__ = f"{'partial_' if specs is None else ''}update{stage}"
-        return bind_at(stage, update, None, specs)(
+        return binds[stage](update, out_specs=specs)(
             [values[v] for v in plain], [packs[key] for key in used]
         )
 

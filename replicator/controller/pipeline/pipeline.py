@@ -23,12 +23,15 @@ from replicator.controller.pipeline.parameters import (
 )
 from replicator.controller.pipeline.schedules import SCHEDULES, Schedule
 from replicator.controller.pipeline.simulation import simulate
-from replicator.controller.pipeline.stage_layout import layouts_of, placements
+from replicator.controller.pipeline.stage_layout import (
+    layouts_of,
+    placements,
+)
 from replicator.controller.pipeline.stage_ops import Stage
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError, check_count, check_word
 from replicator.monitoring.drawing.spans import Span, spans_svg
-from replicator.strategies.strategy import Strategy
+from replicator.strategies.strategy import Placement, Strategy
 
 
 class PipelineState(NamedTuple):
@@ -129,7 +132,7 @@ class Pipeline:
                     loss=loss if number == len(stages) - 1 else None,
                     microbatches=microbatches,
                     layout=self._layouts[number],
-                    bind=partial(self._bind, number),
+                    bind=partial(pw.fn, slice=self._on[number]),
                 )
                 for number, fn in enumerate(stages)
             ],
@@ -137,7 +140,7 @@ class Pipeline:
             spans=self.simulation.spans,
         )
         self._update = pw.program(self._trace_update, fuse=False)
-        self._forward = pw.program(self._trace_forward, fuse=False)
+        self._forward = pw.program(self._traced.forward, fuse=False)
 
     def init(self, params: Sequence[PyTree], optimizer: PyTree = None) -> PipelineState:
         """Place parameters and the optimizer's state on the slices.
@@ -157,13 +160,10 @@ class Pipeline:
         state = PipelineState(params, optimizer)
         self._joint_of(state)
         leaves, structure = jax.tree.flatten(state)
-        places = self._places(state)
-        places = places._replace(params=without(places.params, self._shared))
+        at = homes_of(state, params), self._places(state)
         placed = [
-            self._pw.put(leaf, self._on[home or 0], PartitionSpec(*at.stored))
-            for leaf, home, at in zip(
-                leaves, homes_of(state, params), jax.tree.leaves(places), strict=True
-            )
+            self._pw.put(leaf, self._on[home or 0], PartitionSpec(*place.stored))
+            for leaf, home, place in zip(leaves, *at, strict=True)
         ]
         return jax.tree.unflatten(structure, placed)
 
@@ -182,7 +182,8 @@ class Pipeline:
           ArgumentError: Examples do not divide over the microbatches, or arrays have
             unlike numbers of them.
         """
-        return self._update(*self._arguments(state, x, targets, key))
+        self._check_batch(x=x, targets=targets)
+        return self._update(state, x, targets, key)
 
     def forward(self, state: PipelineState, x: PyTree, key: Any = None) -> PyTree:
         """Return the results of the last stage for a batch, as futures.
@@ -196,7 +197,7 @@ class Pipeline:
           ArgumentError: Examples do not divide over the microbatches.
         """
         self._check_batch(x=x)
-        return self._forward(state, x, key)
+        return self._forward(state.params, x, key)
 
     def dataflow(
         self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
@@ -205,7 +206,8 @@ class Pipeline:
 
         Its `moved_bytes` are the bytes that go from slice to slice.
         """
-        return self._update.dataflow(*self._arguments(state, x, targets, key))
+        self._check_batch(x=x, targets=targets)
+        return self._update.dataflow(state, x, targets, key)
 
     def to_svg(self) -> str:
         """Return a picture of the schedule: a row for each slice, a box for each op."""
@@ -220,12 +222,6 @@ class Pipeline:
             for each in self.simulation.spans
         ]
         return spans_svg(spans, unit="forwards")
-
-    def _arguments(
-        self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
-    ) -> tuple[Any, ...]:
-        self._check_batch(x=x, targets=targets)
-        return state, x, targets, key
 
     def _check_batch(self, **trees: PyTree) -> None:
         pieces = math.lcm(*(layout.pieces for layout in self._layouts))
@@ -251,54 +247,39 @@ class Pipeline:
     def _trace_update(
         self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
     ) -> PipelineUpdate:
-        places = self._places(state).params
-        loss, count, sums = self._traced.gradients(
-            state.params, places, x, targets, key
-        )
+        loss, count, sums = self._traced.gradients(state.params, x, targets, key)
         joint = self._joint_of(state)
         arguments = sums, count, *state
-        results = joint(jax.tree.leaves(arguments), self._bind)
+        results = joint(
+            jax.tree.leaves(arguments), [stage.bind for stage in self._traced.stages]
+        )
         structure = jax.tree.structure((sums, *state))
         gradients, params, optimizer = jax.tree.unflatten(structure, results)
         return PipelineUpdate(loss, gradients, PipelineState(params, optimizer))
 
-    def _trace_forward(self, state: PipelineState, x: PyTree, key: Any) -> PyTree:
-        places = self._places(state).params
-        return self._traced.forward(state.params, places, x, key)
-
-    def _places(self, state: PipelineState) -> PipelineState:
-        """Return how each variable lies, with all that stages share in place."""
-        params, optimizer = filled(state.params, self._shared), state.optimizer
-        return PipelineState(**placements(self._layouts, params, optimizer))
+    def _places(self, state: PipelineState) -> list[Placement]:
+        """Return how each variable of a state lies."""
+        whole = filled(state.params, self._shared)
+        params, optimizer = placements(self._layouts, whole, state.optimizer)
+        return jax.tree.leaves((without(params, self._shared), optimizer))
 
     def _joint_of(self, state: PipelineState) -> JointUpdate:
         """Return the update of all stages for a state, cut into ops of each."""
         like = jax.tree.map(tracing.shape_of, state)
         sums = jax.tree.map(tracing.sum_shape, like.params)
         arguments = sums, jax.ShapeDtypeStruct((), jnp.float32), *like
-        homes = homes_of((state.params, *state), state.params)
-        at = [home or 0 for home in homes]
-        params, optimizer = self._places(state)
-        params = without(params, self._shared)
-        cuts = [
-            *(each.gradient for each in jax.tree.leaves(params)),
-            *(each.stored for each in jax.tree.leaves((params, optimizer))),
-        ]
-        count = len(jax.tree.leaves(params))
+        homes, places = homes_of(state, state.params), self._places(state)
+        count = len(jax.tree.leaves(state.params))
+        outputs = [home or 0 for home in (*homes[:count], *homes)]
+        cuts = [*(p.gradient for p in places[:count]), *(p.stored for p in places)]
         return JointUpdate(
             tracing.flat_update(self._tx, jax.tree.structure(arguments)),
             jax.tree.leaves(arguments),
-            homes=[*homes[:count], len(self._on) - 1, *homes[count:]],
-            outputs=at,
-            specs=[self._layouts[k].spec(cut) for k, cut in zip(at, cuts, strict=True)],
+            homes=[*homes[:count], len(self._on) - 1, *homes],
+            outputs=outputs,
+            specs=[
+                self._layouts[at].spec(cut)
+                for at, cut in zip(outputs, cuts, strict=True)
+            ],
             stages=len(self._on),
         )
-
-    def _bind(
-        self,
-        stage: int,
-        f: Callable[..., PyTree],
-        in_specs: Any = None,
-        out_specs: Any = None,
-    ) -> Callable[..., PyTree]:
-        return self._pw.fn(f, self._on[stage], in_specs, out_specs)

@@ -11,11 +11,12 @@ from replicator.base.types import PyTree
 from replicator.controller.pipeline.parameters import homes_of
 from replicator.controller.slices import Slice
 from replicator.engine.sharding_constraints.emit import Marks, reemit
+from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.sharding_constraints.targets import Targets
 from replicator.errors import ArgumentError
 from replicator.strategies.rule import Cut
-from replicator.strategies.strategy import Placement, Strategy
-from replicator.strategies.variables import Variable, variables_of
+from replicator.strategies.strategy import Strategy
+from replicator.strategies.variables import variables_of
 
 _WHOLE = Strategy(name="whole", batch_axes=())
 
@@ -32,6 +33,7 @@ class StageLayout:
 
     Attributes:
       strategy: The strategy.
+      sizes: Size of each of its axes.
       pieces: Number of pieces that examples are cut into.
     """
 
@@ -39,18 +41,14 @@ class StageLayout:
         self.strategy = _WHOLE if strategy is None else strategy
         _check(self.strategy)
         self._on, self._is_cut = on, len(on.places) > 1
-        self._sizes = self.strategy.sizes(len(on.places))
-        self.pieces = math.prod(self._sizes[axis] for axis in self.strategy.batch_axes)
-        if strategy is not None and self._is_cut and dict(on.axes) != self._sizes:
+        self.sizes = self.strategy.sizes(len(on.places))
+        self.pieces = math.prod(self.sizes[axis] for axis in self.strategy.batch_axes)
+        if strategy is not None and self._is_cut and dict(on.axes) != self.sizes:
             raise ArgumentError(
                 f"`slices` must have the axes of the strategy of their stage, got {on} "
-                f"with {dict(on.axes)} for {strategy.name} with {self._sizes}. Make it "
-                f"by `pw.slice({len(on.places)}, axes={self._sizes})`."
+                f"with {dict(on.axes)} for {strategy.name}. Make it by "
+                f"`pw.slice({len(on.places)}, axes={self.sizes})`."
             )
-
-    def place(self, variable: Variable) -> Placement:
-        """Return how a variable lies."""
-        return self.strategy.place(variable, self._sizes)
 
     def spec(self, cut: Sequence[Any]) -> PartitionSpec | None:
         """Return the spec of an array in an op; None on one device."""
@@ -67,36 +65,39 @@ class StageLayout:
 
     def run(
         self,
-        fn: Callable[..., Sequence[jax.Array]],
-        arrays: Sequence[jax.Array],
+        fn: Callable[..., PyTree],
+        arguments: tuple[PyTree, ...],
         *,
-        marks: Marks,
-        targets: Targets,
-    ) -> Sequence[jax.Array]:
-        """Run a function of flat arrays on all devices, as on one.
+        marks: Marks = (),
+        targets: Targets = (),
+    ) -> PyTree:
+        """Call a function on all devices, as on one.
 
         Args:
           fn: The function.
-          arrays: Its arguments.
-          marks: Those that lie in pieces.
-          targets: Cut of each result that is a gradient.
+          arguments: Trees of arrays.
+          marks: Of the first of these arrays: those that lie in pieces.
+          targets: Of the first arrays of its results: cuts of gradients.
         """
         if not self._is_cut:
-            return fn(*arrays)
+            return fn(*arguments)
+        closed, shapes = traced_alone(fn, arguments)
+        counts = len(closed.in_avals), len(closed.out_avals)
 
         def constrain(leaf: jax.Array, cut: Cut) -> jax.Array:
             sharding = NamedSharding(self._on.mesh, PartitionSpec(*cut))
             return jax.lax.with_sharding_constraint(leaf, sharding)
 
-        return reemit(
-            jax.make_jaxpr(fn)(*arrays),
-            arrays,
-            marks=marks,
-            targets=targets,
+        found = reemit(
+            closed,
+            jax.tree.leaves(arguments),
+            marks=[*marks, *[None] * (counts[0] - len(marks))],
+            targets=[*targets, *[None] * (counts[1] - len(targets))],
             constrain=constrain,
             pieces=self.pieces,
             is_shared=self.pieces < len(self._on.places),
         )
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
 
 def layouts_of(
@@ -122,9 +123,9 @@ def layouts_of(
 
 
 def placements(
-    layouts: Sequence[StageLayout], params: Sequence[PyTree], optimizer: PyTree
-) -> dict[str, PyTree]:
-    """Return how each variable lies: trees of `params` and `optimizer`.
+    layouts: Sequence[StageLayout], params: Sequence[PyTree], optimizer: PyTree = ()
+) -> tuple[list[PyTree], PyTree]:
+    """Return how parameters and the optimizer's state lie, as trees of `Placement`.
 
     Args:
       layouts: Of each stage.
@@ -134,14 +135,20 @@ def placements(
     Raises:
       ArgumentError: A strategy is for other variables, or one does not divide.
     """
-    state = {"params": params, "optimizer": optimizer}
+    state = {"params": list(params), "optimizer": optimizer}
     on = [layouts[home or 0] for home in homes_of(state, params)]
-    variables = list(zip(variables_of(state), on, strict=True))
-    for strategy in {layout.strategy for layout in layouts}:
-        own = (each for each, layout in variables if layout.strategy == strategy)
-        strategy.check_variables(tuple(own))
-    placed = [layout.place(variable) for variable, layout in variables]
-    return jax.tree.unflatten(jax.tree.structure(state), placed)
+    variables = variables_of(state)
+    for strategy in {layout.strategy for layout in on}:
+        pairs = zip(variables, on, strict=True)
+        strategy.check_variables(
+            tuple(each for each, layout in pairs if layout.strategy == strategy)
+        )
+    placed = [
+        layout.strategy.place(variable, layout.sizes)
+        for variable, layout in zip(variables, on, strict=True)
+    ]
+    tree = jax.tree.unflatten(jax.tree.structure(state), placed)
+    return tree["params"], tree["optimizer"]
 
 
 def _check(strategy: Any) -> None:

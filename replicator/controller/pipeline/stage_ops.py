@@ -6,7 +6,7 @@ not returned, as XLA would copy it for each microbatch: the backward gets the ar
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from replicator.collectives.context.microbatch import Microbatch, in_microbatch
 from replicator.controller.pipeline.stage_layout import StageLayout
 from replicator.engine.analysis import replication_check as proof
 from replicator.engine.partitioned import gradient_cut, mark_of
+from replicator.engine.sharding_constraints.emit import Marks
 from replicator.engine.sharding_constraints.one_replica import traced_alone
 from replicator.engine.step.gradients import LocalSum, LocalSums
 from replicator.errors import ArgumentError
@@ -35,7 +36,7 @@ class StageInput(NamedTuple):
 
     x: PyTree
     targets: PyTree
-    number: jax.Array
+    number: Any
     key: Any
 
 
@@ -49,7 +50,7 @@ class Stage:
       loss: `loss(y, targets)`, of the last stage.
       microbatches: Number of microbatches.
       layout: How it lies on its slice.
-      bind: `bind(f, in_specs, out_specs)` makes an op of the slice.
+      bind: `pw.fn` for its slice.
     """
 
     number: int
@@ -85,17 +86,31 @@ class Stage:
 
 
 def forward_op(
-    stage: Stage, params: PyTree, given: StageInput, placed: PyTree
+    stage: Stage,
+    run: Callable[..., PyTree],
+    *,
+    given: StageInput,
+    placed: PyTree,
 ) -> Callable[..., Any]:
-    """Return the forward of a stage alone; arguments are those of `stage_ops`."""
-    closed, shapes = traced_alone(stage.results, (params, given))
-    op = _forward(stage, closed, given, placed, range(len(closed.out_avals)))
+    """Return the op of a token, parameters and input: the next token, and results.
+
+    Args:
+      stage: The stage.
+      run: What it does: `stage.results`, or more.
+      given: Its input.
+      placed: How its parameters lie.
+    """
+    layout, marks = stage.layout, list(map(mark_of, jax.tree.leaves(placed)))
 
     def forward(token: jax.Array, params: PyTree, given: StageInput) -> Any:
-        token, outs = op(token, *jax.tree.leaves((params, given)))
-        return token, jax.tree.unflatten(jax.tree.structure(shapes), outs)
+        return token + 1, layout.run(run, (params, given), marks=marks)
 
-    return forward
+    forward.__name__ = f"forward{stage.number}"
+    of_params = jax.tree.map(lambda each: layout.spec(each.stored), placed)
+    of_given = StageInput(
+        layout.examples(given.x), layout.examples(given.targets), number=None, key=None
+    )
+    return stage.bind(forward, in_specs=(None, of_params, of_given))
 
 
 def stage_ops(
@@ -123,126 +138,80 @@ def stage_ops(
     Raises:
       ArgumentError: It returns what has no gradient, or the loss is no scalar.
     """
-    closed, (y, count, back) = traced_alone(stage.with_gradients, (params, given))
-    _warn_of_noise(stage, closed.jaxpr, params, given)
-    tree = jax.tree.structure((y, count))
+    closed, shapes = traced_alone(stage.with_gradients, (params, given))
+    if stage.microbatches > 1:
+        *batch, key = given
+        kinds = (proof.STATE, params), (proof.BATCH, batch), (proof.CLEAN, key)
+        noise = [mark for mark, tree in kinds for _ in jax.tree.leaves(tree)]
+        proof.warn_of_microbatches(closed.jaxpr, noise, slice(0))
     invars = {var: at for at, var in enumerate(closed.jaxpr.invars)}
-    saved = closed.jaxpr.outvars[tree.num_leaves :]
+    count = jax.tree.structure(shapes[:2]).num_leaves
     # For each residual, which argument it is, if it is one.
     given_at = [
-        None if isinstance(var, core.Literal) else invars.get(var) for var in saved
+        None if isinstance(var, core.Literal) else invars.get(var)
+        for var in closed.jaxpr.outvars[count:]
     ]
-    made = [n for n, at in enumerate(given_at, tree.num_leaves) if at is None]
-    op = _forward(stage, closed, given, placed, [*range(tree.num_leaves), *made])
+
+    def run(*arguments: PyTree) -> tuple[PyTree, list[jax.Array]]:
+        outs = core.jaxpr_as_fun(closed)(*jax.tree.leaves(arguments))
+        results = jax.tree.unflatten(jax.tree.structure(shapes[:2]), outs[:count])
+        residuals = zip(outs[count:], given_at, strict=True)
+        return results, [out for out, at in residuals if at is None]
+
+    op = forward_op(stage, run, given=given, placed=placed)
 
     def forward(token: jax.Array, params: PyTree, given: StageInput) -> Any:
         leaves = jax.tree.leaves((params, given))
-        token, outs = op(token, *leaves)
-        results, counts = jax.tree.unflatten(tree, outs[: tree.num_leaves])
-        rest = iter(outs[tree.num_leaves :])
+        token, ((results, counts), made) = op(token, params, given)
+        rest = iter(made)
         residuals = [next(rest) if at is None else leaves[at] for at in given_at]
         return token, results, counts, residuals
 
-    marks = _marks(placed, given)
-    of_residuals = [None if at is None else marks[at] for at in given_at]
-    pair = jax.tree.structure(back), of_residuals
-    return forward, _backward(stage, pair, y, given, placed)
-
-
-def _forward(
-    stage: Stage,
-    closed: core.ClosedJaxpr,
-    given: StageInput,
-    placed: PyTree,
-    kept: Sequence[int],
-) -> Callable[..., Any]:
-    """Return an op of a token and arguments: the next token and results."""
-
-    def forward(token: jax.Array, *leaves: jax.Array) -> Any:
-        outs = stage.layout.run(
-            core.jaxpr_as_fun(closed),
-            leaves,
-            marks=_marks(placed, given),
-            targets=[None] * len(closed.jaxpr.outvars),
-        )
-        return token + 1, [outs[n] for n in kept]
-
-    forward.__name__ = f"forward{stage.number}"
-    layout = stage.layout
-    specs = [
-        *(layout.spec(each.stored) for each in jax.tree.leaves(placed)),
-        *layout.examples(jax.tree.leaves((given.x, given.targets))),
-        *_nothing((given.number, given.key)),
-    ]
-    return stage.bind(forward, (None, *specs))
+    marks = dict(enumerate(map(mark_of, jax.tree.leaves(placed))))
+    of_residuals = [None if at is None else marks.get(at) for at in given_at]
+    y, _, back = shapes
+    return forward, _backward(stage, back, y, marks=of_residuals, placed=placed)
 
 
 def _backward(
-    stage: Stage,
-    back: tuple[Any, Sequence[Any]],
-    y: PyTree,
-    given: StageInput,
-    placed: PyTree,
+    stage: Stage, back: PyTree, y: PyTree, *, marks: Marks, placed: PyTree
 ) -> Callable[..., Any]:
     """Return the op of the backward.
 
     Args:
       stage: The stage.
-      back: Structure of its function of gradients, whose leaves are residuals, and the
-        mark of each.
+      back: Its function of gradients, whose leaves are residuals.
       y: Shapes of its results.
-      given: Its input.
+      marks: Residuals that lie in pieces.
       placed: How its parameters lie.
     """
-    layout, (structure, marks) = stage.layout, back
-    of_x = [given.x] if stage.number else []
-    targets = [*map(gradient_cut, jax.tree.leaves(placed)), *_nothing(of_x)]
+    layout, structure = stage.layout, jax.tree.structure(back)
+    targets = list(map(gradient_cut, jax.tree.leaves(placed)))
 
-    def gradients(residuals: PyTree, cotangent: PyTree) -> list[jax.Array]:
-        return jax.tree.leaves(jax.tree.unflatten(structure, residuals)(cotangent))
+    def gradients(residuals: PyTree, cotangent: PyTree) -> PyTree:
+        return jax.tree.unflatten(structure, residuals)(cotangent)
 
     def backward(
         token: jax.Array, sums: PyTree, residuals: PyTree, cotangent: PyTree
     ) -> Any:
         if cotangent is None:  # of the loss
             cotangent = jnp.ones((), y.dtype)
-        leaves, arguments = jax.tree.flatten((residuals, cotangent))
-        found = layout.run(
-            lambda *flat: gradients(*jax.tree.unflatten(arguments, flat)),
-            leaves,
-            marks=[*marks, *_nothing(cotangent)],
-            targets=targets,
-        )
-        of_params, of_given = jax.tree.unflatten(
-            jax.tree.structure((placed, of_x)), found
+        of_params, *of_x = layout.run(
+            gradients, (residuals, cotangent), marks=marks, targets=targets
         )
         sums = jax.tree.map(
             lambda sum_, new: sum_ + new.astype(sum_.dtype), sums, of_params
         )
-        return token + 1, sums, of_given
+        return token + 1, sums, of_x
 
     backward.__name__ = f"backward{stage.number}"
     specs = jax.tree.map(lambda each: layout.spec(each.gradient), placed)
     cotangents = layout.examples(y) if stage.loss is None else None
-    return stage.bind(backward, (None, specs, None, cotangents), (None, specs, None))
-
-
-def _marks(placed: PyTree, given: StageInput) -> list[Any]:
-    return [*map(mark_of, jax.tree.leaves(placed)), *_nothing(given)]
-
-
-def _nothing(tree: PyTree) -> list[None]:
-    return [None] * len(jax.tree.leaves(tree))
-
-
-def _warn_of_noise(
-    stage: Stage, jaxpr: core.Jaxpr, params: PyTree, given: StageInput
-) -> None:
-    if stage.microbatches > 1:
-        *batch, key = given
-        kinds = (proof.STATE, params), (proof.BATCH, batch), (proof.CLEAN, key)
-        marks = [mark for mark, tree in kinds for _ in jax.tree.leaves(tree)]
-        proof.warn_of_microbatches(jaxpr, marks, slice(0))
+    return stage.bind(
+        backward,
+        in_specs=(None, specs, None, cotangents),
+        out_specs=(None, specs, None),
+    )
 
 
 def _check_results(number: int, y: PyTree) -> None:

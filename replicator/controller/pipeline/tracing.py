@@ -14,6 +14,7 @@ from replicator.base.types import PyTree
 from replicator.collectives.moments import wider_dtype
 from replicator.controller.pipeline.parameters import filled, without
 from replicator.controller.pipeline.simulation import ScheduledOp
+from replicator.controller.pipeline.stage_layout import placements
 from replicator.controller.pipeline.stage_ops import (
     Stage,
     StageInput,
@@ -38,23 +39,10 @@ class PipelineTrace:
     spans: Sequence[ScheduledOp]
 
     def gradients(
-        self,
-        params: Sequence[PyTree],
-        placed: Sequence[PyTree],
-        x: PyTree,
-        targets: PyTree,
-        key: Any,
+        self, params: Sequence[PyTree], x: PyTree, targets: PyTree, key: Any
     ) -> tuple[jax.Array, jax.Array, list[PyTree]]:
-        """Return the mean loss, the count, and the sums of gradients of all stages.
-
-        Args:
-          params: Parameters of each stage; None for those that are shared.
-          placed: How all parameters lie.
-          x: The batch.
-          targets: Likewise, for the loss.
-          key: Random key.
-        """
-        params = filled(params, self.shared)
+        """Return the mean loss, the count, and the sums of gradients of all stages."""
+        params, placed = self._whole(params)
         begun = list(map(_begin, self.stages, params, placed))
         tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
         sums = [zeros for _, _, zeros in begun]
@@ -96,11 +84,9 @@ class PipelineTrace:
         loss, count = last.bind(_mean_loss)([losses[m] for m in sorted(losses)])
         return loss, count, self._summed(sums, placed)
 
-    def forward(
-        self, params: Sequence[PyTree], placed: Sequence[PyTree], x: PyTree, key: Any
-    ) -> PyTree:
+    def forward(self, params: Sequence[PyTree], x: PyTree, key: Any) -> PyTree:
         """Return the results of the last stage for a batch."""
-        params = filled(params, self.shared)
+        params, placed = self._whole(params)
         begun = list(map(_begin, self.stages, params, placed))
         tokens = {stage: token for stage, (token, _, _) in enumerate(begun)}
         values = dict(enumerate(_split(self.stages[0], x)))
@@ -111,10 +97,20 @@ class PipelineTrace:
                 given = StageInput(values[m], None, begun[stage][1][m], key)
                 if stage not in ops:
                     ops[stage] = forward_op(
-                        self.stages[stage], params[stage], given, placed[stage]
+                        self.stages[stage],
+                        self.stages[stage].results,
+                        given=given,
+                        placed=placed[stage],
                     )
                 tokens[at], values[m] = ops[stage](tokens[at], params[stage], given)
         return self.stages[-1].bind(_join)([values[m] for m in sorted(values)])
+
+    def _whole(
+        self, params: Sequence[PyTree]
+    ) -> tuple[Sequence[PyTree], Sequence[PyTree]]:
+        """Return parameters with those that are shared, and how they lie."""
+        params = filled(params, self.shared)
+        return params, placements([each.layout for each in self.stages], params)[0]
 
     def _summed(self, sums: Sequence[PyTree], placed: Sequence[PyTree]) -> list[PyTree]:
         """Return the sums of gradients, those of shared parameters once."""
@@ -122,7 +118,7 @@ class PipelineTrace:
         for copy, owner in self.shared.items():
             stage = self.stages[int(owner.partition("/")[0])]
             spec = stage.layout.spec(places[owner].gradient)
-            found[owner] = stage.bind(_add, None, spec)(found[owner], found[copy])
+            found[owner] = stage.bind(_add, out_specs=spec)(found[owner], found[copy])
         bare = without(sums, self.shared)
         paths = [path for path, _ in named_leaves(bare)]
         return jax.tree.unflatten(
@@ -142,7 +138,7 @@ def _begin(
         return jnp.zeros((), jnp.int32), tuple(numbers), zeros
 
     specs = jax.tree.map(lambda each: stage.layout.spec(each.gradient), placed)
-    return stage.bind(begin, None, (None, None, specs))(params)
+    return stage.bind(begin, out_specs=(None, None, specs))(params)
 
 
 def _split(stage: Stage, tree: PyTree) -> list[PyTree]:
@@ -160,7 +156,8 @@ def _split(stage: Stage, tree: PyTree) -> list[PyTree]:
         ]
 
     specs = stage.layout.examples(tree)
-    return stage.bind(split, (specs,), [specs] * stage.microbatches)(tree)
+    out_specs = [specs] * stage.microbatches
+    return stage.bind(split, in_specs=(specs,), out_specs=out_specs)(tree)
 
 
 def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:

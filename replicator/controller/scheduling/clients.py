@@ -16,16 +16,15 @@ from replicator.controller.future import ClientRecord, Future
 from replicator.controller.layouts import WHOLE
 from replicator.controller.program import Program
 from replicator.controller.scheduling.submissions import Submissions
-from replicator.controller.slices import Slice
+from replicator.controller.slices import Slice, Wish, wish
 from replicator.controller.tracing.trace import OpFunction
 
 
 class ClientHost(Protocol):
     """What a client needs of its controller."""
 
-    @property
-    def slice(self) -> Callable[..., Slice]:
-        """Return devices of one island."""
+    def placed(self, asked: Wish) -> Slice:
+        """Return a slice as it is asked for."""
         ...
 
     def is_tracing(self) -> bool:
@@ -96,10 +95,22 @@ class DataflowClient:
         island: str | None = None,
         memory_bytes: int = 0,
     ) -> Slice:
-        """Return devices of one island, as `pw.slice`; any client may use them."""
-        return self._host.slice(
-            n, axes=axes, kind=kind, island=island, memory_bytes=memory_bytes
-        )
+        """Return devices of one island, those that have the fewest slices.
+
+        Any client may use them.
+
+        Args:
+          n: Number of devices.
+          axes: Name and size of each axis of their mesh; one axis, "devices", by
+            default.
+          kind: Kind of device, as JAX names it.
+          island: Name of the island: "island0".
+          memory_bytes: Memory of each device that is kept for it.
+
+        Raises:
+          ArgumentError: No island can have it; the message says which wish fails.
+        """
+        return self._host.placed(wish(n, axes, kind, island, memory_bytes))
 
     def fn(
         self,
