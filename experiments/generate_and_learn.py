@@ -11,7 +11,6 @@ one step; `bits_per_char` of the last steps.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import json
@@ -35,7 +34,7 @@ from experiments.language.training import (
     printable,
     sample,
 )
-from experiments.spans import Spans
+from experiments.spans import Spans, busy
 from experiments.strategy_flag import StrategyName, named_strategy
 from models.transformer import TENSOR_PARALLEL, Transformer, nats_to_bits
 from replicator import controller
@@ -156,10 +155,9 @@ def run(pw: controller.Controller, config: Config) -> Found:
         # Both are compiled before the clock starts.
         state, _ = learn(state, next(batches).value)
         read(state["model"], 0).tokens.result()
-        with contextlib.closing(Spans("learner", "sampler")) as spans:
-            found = Found(spans=spans)
-            for _ in _loop(config, found, state, batches, learn=learn, read=read):
-                _show(config, language, found)
+        found = Found(spans=Spans(pw, learner=learner, sampler=sampler))
+        for _ in _loop(config, found, state, batches, learn=learn, read=read):
+            _show(config, language, found)
     return found
 
 
@@ -173,25 +171,22 @@ def _loop(
     read: Callable[[PyTree, int], Sample],
 ) -> Iterator[None]:
     """Call steps, and samples whenever one has ended; yield when one has."""
-    spans: Spans = found.spans
     behind: collections.deque[controller.Future] = collections.deque()
 
     def note_loss() -> None:
-        found.losses.append((spans.now(), float(behind.popleft())))
+        found.losses.append((found.spans.now(), float(behind.popleft())))
 
     for step in range(1, config.steps + 1):
         state, metrics = learn(state, next(batches).value)
-        spans.watch("learner", metrics)
         behind.append(metrics["loss"])
         if not found.samples or found.samples[-1].tokens.done():
             if found.samples:
                 yield
             newest = read(state["model"], step)
-            spans.watch("sampler", (newest.tokens, newest.used), newest.learned)
             found.samples.append(newest)
         if len(behind) > _AHEAD:
             note_loss()  # of a step before: the loop does not run ahead of the slice
-        if spans.now() > 60 * config.minutes:
+        if found.spans.now() > 60 * config.minutes:
             break
     while behind:
         note_loss()
@@ -268,8 +263,8 @@ def main(config: Config) -> None:
                 "steps": found.steps,
                 "samples": len(found.samples),
                 "torn": found.torn,
-                "learner_busy": round(found.spans.busy("learner", 0.0), 3),
-                "sampler_busy": round(found.spans.busy("sampler", 0.0), 3),
+                "learner_busy": round(busy(found.spans.found, "learner", 0.0), 3),
+                "sampler_busy": round(busy(found.spans.found, "sampler", 0.0), 3),
                 "bits_per_char": float(nats_to_bits(float(np.mean(last)))),
                 "strategy": config.strategy,
                 "seconds": time.monotonic() - began,

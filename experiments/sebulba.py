@@ -35,7 +35,7 @@ from experiments.config_flags import Count, Rate, Settings, Whole, check_shares
 from experiments.drawing import draw_spans
 from experiments.environments import atari
 from experiments.impala import Impala
-from experiments.spans import Spans
+from experiments.spans import Spans, busy
 from replicator import controller
 from replicator.base.host.json_lines import read_lines
 from replicator.base.types import PyTree
@@ -115,7 +115,6 @@ class SliceInference:
         policy: acting.Policy,
         *,
         seed: int,
-        spans: Spans,
     ) -> None:
         """Bind a policy to a slice."""
 
@@ -127,7 +126,6 @@ class SliceInference:
 
         self._act = pw.fn(act, on)
         self._key = pw.put(actor_key(seed, 0), on)
-        self._spans = spans
         self._variables: PyTree = None
 
     def use_newest(self) -> int:
@@ -139,12 +137,9 @@ class SliceInference:
         self, observation: PyTree, first: np.ndarray, core: PyTree, steps: int
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Return actions, and futures of extras and the next core; see `acting.Act`."""
-        began = self._spans.now()
         at = self._key, np.uint32(steps)
         action, extras, core = self._act(self._variables, observation, first, core, *at)
-        action = jax.tree.map(np.asarray, action)  # waits
-        self._spans.add("acting", began)
-        return action, extras, core
+        return jax.tree.map(np.asarray, action), extras, core  # waits
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -171,20 +166,18 @@ def run(pw: controller.Controller, config: Config) -> Found:
     state = rep.init(agent.init_fn, seed=config.seed)
     per_update = config.batch_size * config.unroll_length
     with contextlib.ExitStack() as stack:
-        spans = stack.enter_context(contextlib.closing(Spans("acting", "learning")))
-        found = Found(spans=spans)
-        act = SliceInference(pw, actor, agent.policy, seed=config.seed, spans=spans)
+        found = Found(spans=Spans(pw, acting=actor, learning=learner))
+        act = SliceInference(pw, actor, agent.policy, seed=config.seed)
         act.newest = 0, pw.put({"params": state["params"]}, actor)
         batches = stack.enter_context(contextlib.closing(_played(config, agent, act)))
         for update, batch in enumerate(batches, 1):
             state, metrics = learn(state, batch.trajectories)
-            spans.watch("learning", metrics)
             found.lags.append(update - 1 - batch.version)
             # Sent sooner, weights would keep the acting slice until they are computed.
             metrics["loss"].result()
             act.newest = update, pw.put({"params": state["params"]}, actor)
-            found.curve.append((spans.now(), float(per_update * update)))
-            if update == config.steps or spans.now() > 60 * config.minutes:
+            found.curve.append((found.spans.now(), float(per_update * update)))
+            if update == config.steps or found.spans.now() > 60 * config.minutes:
                 break
     return found
 
@@ -305,8 +298,8 @@ def main(config: Config) -> None:
     half = half_of(found.curve)
     own = {
         "steps_per_s": rate(found.curve),
-        "acting_busy": found.spans.busy("acting", half),
-        "learning_busy": found.spans.busy("learning", half),
+        "acting_busy": busy(found.spans.found, "acting", half),
+        "learning_busy": busy(found.spans.found, "learning", half),
         "lag": float(np.mean(found.lags)),
         "updates": len(found.lags),
     }

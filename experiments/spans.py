@@ -1,65 +1,48 @@
 """Seconds in which slices compute, for the picture and the shares of an experiment."""
 
-import concurrent.futures
-import time
-from typing import Any
-
-import jax
+from replicator import controller
 
 
 class Spans:
-    """When ops of slices began, and ended.
+    """When slices computed since it was made, by their controller's timeline.
 
-    An op begins when it was called, its arguments are there, and the one before it on
-    its slice has ended. A thread for each slice waits for these, so the loop that calls
-    ops does not.
-
-    Attributes:
-      found: (began, ended) of each op in order, in seconds, by the name of its slice.
+    Args:
+      pw: The controller.
+      slices: The slices, by their names in the picture; not on the same devices.
     """
 
-    def __init__(self, *names: str) -> None:
-        self._zero = time.perf_counter()
-        self._threads = {
-            name: concurrent.futures.ThreadPoolExecutor(1, f"{name}-spans")
-            for name in names
-        }
-        self.found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    def __init__(self, pw: controller.Controller, **slices: controller.Slice) -> None:
+        self._pw, self._slices = pw, slices
+        self._zero = pw.timeline().until_s
 
     def now(self) -> float:
         """Return seconds since it was made."""
-        return time.perf_counter() - self._zero
+        return self._pw.timeline().until_s - self._zero
 
-    def watch(self, name: str, results: Any, arguments: Any = ()) -> None:
-        """Note an op that was called just now.
+    @property
+    def found(self) -> dict[str, list[tuple[float, float]]]:
+        """(began, ended) of each op of the last 10,000, by the name of its slice."""
+        spans = [s for s in self._pw.timeline().spans if s.begin_s >= self._zero]
+        return {
+            name: [
+                (each.begin_s - self._zero, each.end_s - self._zero)
+                for each in spans
+                if each.island == on.island and set(each.places) <= set(on.places)
+            ]
+            for name, on in self._slices.items()
+        }
 
-        Args:
-          name: Of its slice.
-          results: Tree of its futures.
-          arguments: Tree of futures of other slices that it takes.
-        """
-        self._threads[name].submit(self._wait, name, self.now(), results, arguments)
 
-    def add(self, name: str, began: float) -> None:
-        """Note an op that began at this second, and has ended just now."""
-        self.found[name].append((began, self.now()))
+def busy(found: dict[str, list[tuple[float, float]]], name: str, since: float) -> float:
+    """Return the share of the seconds from `since` on that a slice computed.
 
-    def close(self) -> None:
-        """Wait for the ops that are watched."""
-        for thread in self._threads.values():
-            thread.shutdown()
-
-    def busy(self, name: str, since: float) -> float:
-        """Return the share of the seconds from `since` on that a slice computed."""
-        until = max(ended for spans in self.found.values() for _, ended in spans)
-        spent = (max(0.0, end - max(begin, since)) for begin, end in self.found[name])
-        return sum(spent) / (until - since)
-
-    def _wait(self, name: str, called: float, results: Any, arguments: Any) -> None:
-        for each in jax.tree.leaves(arguments):
-            each.result()
-        before = self.found[name][-1][1] if self.found[name] else 0.0
-        began = max(called, before, self.now() if jax.tree.leaves(arguments) else 0.0)
-        for each in jax.tree.leaves(results):
-            each.result()
-        self.add(name, began)
+    Args:
+      found: Of `Spans`: from the first of these on, if that is later.
+      name: Of the slice.
+      since: In seconds.
+    """
+    every = [span for spans in found.values() for span in spans]
+    since = max(since, min(began for began, _ in every))
+    until = max(ended for _, ended in every)
+    spent = (max(0.0, end - max(begin, since)) for begin, end in found[name])
+    return sum(spent) / (until - since)

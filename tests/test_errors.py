@@ -70,7 +70,7 @@ from replicator.errors import (
 from replicator.hooks import Callback, Hook, StateCallback, every
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
-from replicator.strategies import Machine
+from replicator.strategies import Machine, Rule
 from replicator.strategies.choose import Candidate, Search
 from replicator.testing.faults import Injector, parse
 from replicator.training.nonfinite.policy import BadNumber, RecoveryPolicy
@@ -864,7 +864,8 @@ def pipeline(count=2, slices=2, microbatches=2, schedule="gpipe", **options):
     params = options.pop("params", [{"w": np.ones(1, np.float32)}] * count)
     x = options.pop("x", np.ones(4, np.float32))
     targets = options.pop("targets", None)
-    on = [pw.slice(1) for _ in range(slices)]
+    axes, devices = options.pop("axes", None), options.pop("devices", 1)
+    on = [pw.slice(devices, axes=axes) for _ in range(slices)]
     pipe = pw.pipeline(stages, loss, on, microbatches, schedule, **options)
     return pipe(pipe.init(params), x, targets)
 
@@ -3324,6 +3325,20 @@ ROWS = [
         "and pass what that returns.",
     ),
     Row(
+        "An op that donates an argument that it does not have",
+        lambda: an_op(donate=1),
+        ArgumentError,
+        "`donate` must be positions of arguments of `lambda`, got 1: it takes fewer. "
+        "Count from 0.",
+    ),
+    Row(
+        "An array of half bytes on a slice",
+        lambda: an_op()(jnp.ones(2, jnp.int4)),
+        ArgumentError,
+        "op `lambda` must take arrays of whole bytes, got int4[2] at train.py:12 in "
+        "<lambda>. Pass int8, and cast in its function.",
+    ),
+    Row(
         "An op that donates what is used later",
         lambda: dataflow(lambda op, x: op(x) + op(x), donate=(0,)),
         ArgumentError,
@@ -3439,11 +3454,55 @@ ROWS = [
         "slices. Change either.",
     ),
     Row(
-        "Specs of some stages of a pipeline",
-        lambda: pipeline(specs=[None]),
+        "Strategies of some stages of a pipeline",
+        lambda: pipeline(strategy=[None]),
         ArgumentError,
-        "`specs` must have those of each of the 2 stages, got 1. Write None for a "
-        "stage whose parameters are whole.",
+        "`strategy` must be one for all, or one for each of the 2 stages, got [None]. "
+        "Write None for a stage whose arrays are whole.",
+    ),
+    Row(
+        "A name in place of a stage's strategy",
+        lambda: pipeline(strategy=["fsdp", None]),
+        ArgumentError,
+        "`strategy` must be a strategy, got 'fsdp'. Call what builds it: "
+        "`strategies.fsdp()`.",
+    ),
+    Row(
+        "Stages whose gradients travel compressed",
+        lambda: pipeline(
+            strategy=strategies.data_parallel([Rule(pattern="*", compress="int8")])
+        ),
+        ArgumentError,
+        "`strategy` must cut the arrays of a stage and do no more, got data_parallel "
+        "with 'int8' for '*'. Leave `synchronise`, `compress` and `uneven=\"pad\"` "
+        "out.",
+    ),
+    Row(
+        "A stage on a slice with other axes than its strategy",
+        lambda: pipeline(strategy=strategies.fsdp(), devices=2),
+        ArgumentError,
+        "`slices` must have the axes of the strategy of their stage, got slice0 (2 on "
+        "island0) with {'devices': 2} for fsdp. Make it by `pw.slice(2, "
+        "axes={'replica': 1, 'shard': 2, 'model': 1})`.",
+    ),
+    Row(
+        "A microbatch that does not divide over the devices of a stage",
+        lambda: pipeline(
+            strategy=strategies.fsdp(),
+            devices=2,
+            axes=strategies.fsdp().sizes(2),
+            x=np.ones(6, np.float32),
+        ),
+        ArgumentError,
+        "`x` must divide evenly over 2 microbatches, each in 2 pieces, got 6 examples. "
+        "Use 4.",
+    ),
+    Row(
+        "An optimizer that needs the loss",
+        lambda: pipeline(optimizer=optax.polyak_sgd()),
+        ArgumentError,
+        "`optimizer` must need gradients, its state and parameters alone, got one that "
+        "needs 'value', too. Use another.",
     ),
     Row(
         "A schedule without a name that is known",
@@ -3623,8 +3682,8 @@ ROWS = [
         "A message to an island out of its order",
         lambda: sent_to_an_island(lambda island: island.take("a", 3, [])),
         ArgumentError,
-        "`number` must be the next of the sequence of island0, 0, got 3. Send each "
-        "message once, in order.",
+        "`number` must be the next of the sequence of island0, 0, got 3 with []. Send "
+        "each message once, in order.",
     ),
     Row(
         "A message of another controller",

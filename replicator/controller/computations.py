@@ -17,6 +17,9 @@ from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import OpGroup, variables
 from replicator.controller.tracing.trace import Functions, line_of, op_of, shape_of
 from replicator.engine.analysis.evaluator import bind, evaluate
+from replicator.errors import ArgumentError
+
+_PARTS_OF_BYTES = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
 
 def computation_of(
@@ -39,9 +42,20 @@ def computation_of(
       inputs: Layout of each value that it takes.
       outputs: Values that it must return.
       donated: Positions of inputs whose memory it may take.
+
+    Raises:
+      ArgumentError: It takes numbers of less than a byte, whose layout JAX mistakes.
     """
     eqns = group.eqns
     ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
+    name, line = " + ".join(group.names), line_of((ops or eqns)[0], functions)
+    shapes = list(map(shape_of, inputs))
+    for shape in shapes:
+        if str(shape.dtype) in _PARTS_OF_BYTES:
+            raise ArgumentError(
+                f"op `{name}` must take arrays of whole bytes, got {shape.dtype}"
+                f"{list(shape.shape)} at {line}. Pass int8, and cast in its function."
+            )
     if group.step is not None:
         run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)
         at = [eqns[0].outvars.index(var) for var in outputs]
@@ -57,11 +71,11 @@ def computation_of(
         run = functools.partial(_run, closed, group.slice.mesh, functions)
         layouts = [_chosen(var, eqns, group.slice, functions) for var in outputs]
     return Computation(
-        name=" + ".join(group.names),
-        line=line_of((ops or eqns)[0], functions),
+        name=name,
+        line=line,
         places=group.slice.places,
         run=run,
-        shapes=list(map(shape_of, inputs)),
+        shapes=shapes,
         inputs=list(inputs.values()),
         outputs=layouts,
         donated=donated,

@@ -38,11 +38,11 @@ from replicator.controller.slices import (
     VirtualDevices,
     Wish,
     place,
-    wish,
 )
 from replicator.controller.tracing.groups import grouped
 from replicator.controller.tracing.trace import OpFunction, ops_of, trace
 from replicator.errors import ArgumentError, check_positive, check_word
+from replicator.strategies.strategy import Strategy
 
 
 class Controller(DataflowClient):
@@ -98,29 +98,8 @@ class Controller(DataflowClient):
             for island in self._islands.values():
                 island.close()
 
-    def slice(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        n: int = 1,
-        *,
-        axes: Mapping[str, int] | None = None,
-        kind: str | None = None,
-        island: str | None = None,
-        memory_bytes: int = 0,
-    ) -> Slice:
-        """Return devices of one island, those that have the fewest slices.
-
-        Args:
-          n: Number of devices.
-          axes: Name and size of each axis of their mesh; one axis, "devices", by
-            default.
-          kind: Kind of device, as JAX names it.
-          island: Name of the island: "island0".
-          memory_bytes: Memory of each device that is kept for it.
-
-        Raises:
-          ArgumentError: No island can have it; the message says which wish fails.
-        """
-        asked = wish(n, axes, kind, island, memory_bytes)
+    def placed(self, asked: Wish) -> Slice:
+        """Return a slice as it is asked for."""
         with self._lock:
             found, places = self._place(asked)
             made = Slice(
@@ -128,7 +107,7 @@ class Controller(DataflowClient):
                 island=found.name,
                 places=places,
                 axes=asked.axes,
-                memory_bytes=memory_bytes,
+                memory_bytes=asked.memory_bytes,
                 devices=SliceDevices(found.devices[at].device for at in places),
                 give_back=self._give_back,
             )
@@ -176,8 +155,7 @@ class Controller(DataflowClient):
         *,
         optimizer: optax.GradientTransformation | None = None,
         shared: Mapping[str, str] | None = None,
-        specs: Sequence[PyTree] | None = None,
-        batch_spec: PartitionSpec | None = None,
+        strategy: Strategy | Sequence[Strategy | None] | None = None,
     ) -> Pipeline:
         """Make a pipeline: stages on slices, whose call makes one update.
 
@@ -192,8 +170,7 @@ class Controller(DataflowClient):
             schedule,
             optimizer=optimizer,
             shared=shared,
-            specs=specs,
-            batch_spec=batch_spec,
+            strategy=strategy,
         )
 
     def client(self, name: str, *, weight: float = 1.0) -> DataflowClient:

@@ -64,14 +64,6 @@ class Function:
         self._ops: list[OpFunction] = []
         self.__name__ = self._label = name_of(fn)
         self._alone = runner.program(self)
-        shardings = {
-            key: self._shardings(name, specs)
-            for key, name, specs in (
-                ("in_shardings", "in_specs", in_specs),
-                ("out_shardings", "out_specs", out_specs),
-            )
-            if specs is not None
-        }
         if isinstance(fn, CompiledStep):
             self._label = "step"
             self._traced = StepTracer(fn, on, self._register)
@@ -90,9 +82,20 @@ class Function:
             return results
 
         run.__name__ = run.__qualname__ = name
-        self._traced: Callable[..., PyTree] = jax.jit(
-            run, donate_argnums=_positions(donate), **shardings
-        )
+        try:
+            self._traced: Callable[..., PyTree] = jax.jit(
+                run,
+                donate_argnums=_positions(donate),
+                in_shardings=self._shardings("in_specs", in_specs),
+                out_shardings=self._shardings("out_specs", out_specs),
+            )
+        except ArgumentError:
+            raise
+        except ValueError as error:  # of JAX, which looks at the signature
+            raise ArgumentError(
+                f"`donate` must be positions of arguments of `{self._label}`, got "
+                f"{donate}: it takes fewer. Count from 0."
+            ) from error
 
     def __call__(self, *args: Any) -> PyTree:
         """Run it on its slice.

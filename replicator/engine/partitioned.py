@@ -132,7 +132,7 @@ class PartitionedLayout:
 
             def wanted(kind: ValueKind, result: PyTree) -> list[Cut | None]:
                 if kind == STATE and len(jax.tree.leaves(result)) == len(placed):
-                    return [_gradient(each) for each in placed]
+                    return [gradient_cut(each) for each in placed]
                 return [None] * len(jax.tree.leaves(result))
 
             kinds, structure = jax.tree.flatten(outputs)
@@ -147,7 +147,7 @@ class PartitionedLayout:
                 mark
                 for kind, value in zip(inputs, given, strict=True)
                 for mark in (
-                    map(_mark, placed)
+                    map(mark_of, placed)
                     if kind == STATE
                     else [None] * len(jax.tree.leaves(value))
                 )
@@ -351,12 +351,14 @@ def _whole(tree: PyTree) -> list[Placement]:
     return [Placement(stored=cut, computed=cut, gradient=cut) for cut in cuts]
 
 
-def _mark(placed: Placement) -> Partitioned | None:
+def mark_of(placed: Placement) -> Partitioned | None:
+    """Return the mark of a variable for `reemit`; None if it lies whole."""
     if not any(placed.stored) and not any(placed.computed):
         return None
     return Partitioned(stored=placed.stored, computed=placed.computed)
 
 
-def _gradient(placed: Placement) -> Cut | None:
+def gradient_cut(placed: Placement) -> Cut | None:
+    """Return the target of a variable's gradient for `reemit`."""
     is_cut = any(placed.stored) or any(placed.gradient)
     return placed.gradient if is_cut else None

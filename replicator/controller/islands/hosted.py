@@ -149,7 +149,8 @@ class HostedIsland:
             if number != self._next:
                 raise ArgumentError(
                     f"`number` must be the next of the sequence of {self._island.name},"
-                    f" {self._next}, got {number}. Send each message once, in order."
+                    f" {self._next}, got {number} with {[each[:2] for each in items]}. "
+                    "Send each message once, in order."
                 )
             self._next += 1
             for kind, *rest in items:

@@ -13,14 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.sharding import PartitionSpec
 
 from replicator.base.types import PyTree
 from replicator.controller.tracing.trace import shape_of
 from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
 from replicator.errors import ArgumentError
 
-BindAt = Callable[[int, Callable[..., PyTree]], Callable[..., PyTree]]
-"""Makes an op of a function, on the slice of a stage."""
+Binds = Sequence[Callable[..., Callable[..., PyTree]]]
+"""For each stage, `pw.fn` for its slice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +40,7 @@ class JointUpdate:
       shapes: Of its arguments.
       homes: Stage of each argument; None for numbers that every stage needs.
       outputs: Stage on which each result is wanted.
+      specs: Partition spec of each result.
 
     Raises:
       ArgumentError: Arrays of several stages meet.
@@ -51,6 +53,7 @@ class JointUpdate:
         *,
         homes: Sequence[int | None],
         outputs: Sequence[int],
+        specs: Sequence[PartitionSpec | None],
         stages: int,
     ) -> None:
         closed = jax.make_jaxpr(fn)(*shapes)
@@ -61,11 +64,12 @@ class JointUpdate:
         self._last = max((place.level for place in self._places.values()), default=0)
         self._maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._exchanged = self._meeting()
+        self._specs = specs
         self._outputs = [
             self._home(v, at) for v, at in zip(jaxpr.outvars, outputs, strict=True)
         ]
 
-    def __call__(self, flat: Sequence[jax.Array], bind_at: BindAt) -> list[jax.Array]:
+    def __call__(self, flat: Sequence[jax.Array], binds: Binds) -> list[jax.Array]:
         """Call the ops of an update; return the results in the order of `fn`."""
         jaxpr = self._closed.jaxpr
         values = dict(zip(jaxpr.invars, flat, strict=True))
@@ -74,15 +78,16 @@ class JointUpdate:
             for stage in self._stages:
                 if made := self._exchanged.get((stage, level)):
                     packs[stage, level] = self._call(
-                        (stage, level), made, values, packs, bind_at
+                        (stage, level), made, values, packs, binds
                     )
         results: list[Any] = [None] * len(jaxpr.outvars)
         for stage in self._stages:
             at = [n for n, home in enumerate(self._outputs) if home == stage]
             if at:
                 wanted = [jaxpr.outvars[n] for n in at]
+                specs = tuple(self._specs[n] for n in at)
                 outs = self._call(
-                    (stage, self._last), wanted, values, packs, bind_at, is_last=True
+                    (stage, self._last), wanted, values, packs, binds, specs
                 )
                 for n, value in zip(at, outs, strict=True):
                     results[n] = value
@@ -94,11 +99,13 @@ class JointUpdate:
         wanted: Sequence[Any],
         values: Mapping[core.Var, jax.Array],
         packs: Mapping[tuple[int, int], Sequence[jax.Array]],
-        bind_at: BindAt,
-        *,
-        is_last: bool = False,
+        binds: Binds,
+        specs: tuple[PartitionSpec | None, ...] | None = None,
     ) -> tuple[jax.Array, ...]:
-        """Call the op of a stage that computes values from what is there."""
+        """Call the op of a stage that computes values from what is there.
+
+        It returns them as they are, if there are specs, and else packed.
+        """
         stage, level = at
         known = {
             v: key for key in packs if key[1] < level for v in self._exchanged[key]
@@ -120,10 +127,10 @@ class JointUpdate:
                 for number in _unpacked(variables, pack)
             ]
             results = run(*arrays, *numbers)
-            return tuple(results) if is_last else _packed(results)
+            return _packed(results) if specs is None else tuple(results)
 
-        update.__name__ = f"update{stage}" if is_last else f"partial_update{stage}"
-        return bind_at(stage, update)(
+        update.__name__ = f"{'partial_' if specs is None else ''}update{stage}"
+        return binds[stage](update, out_specs=specs)(
             [values[v] for v in plain], [packs[key] for key in used]
         )
 

@@ -1,6 +1,8 @@
 """Pipelines over slices: one dataflow runs all stages, for all microbatches."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,12 +15,23 @@ from replicator.controller.dataflow import Dataflow
 from replicator.controller.future import Future
 from replicator.controller.pipeline import tracing
 from replicator.controller.pipeline.joint_update import JointUpdate
-from replicator.controller.pipeline.parameters import check_params, homes_of
+from replicator.controller.pipeline.parameters import (
+    check_params,
+    filled,
+    homes_of,
+    without,
+)
 from replicator.controller.pipeline.schedules import SCHEDULES, Schedule
 from replicator.controller.pipeline.simulation import simulate
+from replicator.controller.pipeline.stage_layout import (
+    layouts_of,
+    placements,
+)
+from replicator.controller.pipeline.stage_ops import Stage
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError, check_count, check_word
 from replicator.monitoring.drawing.spans import Span, spans_svg
+from replicator.strategies.strategy import Placement, Strategy
 
 
 class PipelineState(NamedTuple):
@@ -61,8 +74,10 @@ class Pipeline:
         without one, calls return gradients and leave the parameters.
       shared: For the path of a parameter that is None, that of the array that stands
         there: `{"3/table": "0/table"}`. Its gradients are summed, and updated once.
-      specs: For each stage, partition specs of its parameters, or a prefix.
-      batch_spec: Spec of arrays of examples, on slices of several devices.
+      strategy: For stages on slices of several devices: a strategy for all, or one or
+        None for each, which cuts examples, and variables by rules for their paths:
+        `params/3/table`. Their slices have its axes: `pw.slice(n,
+        axes=strategy.sizes(n))`. Without one, each device has all.
 
     Raises:
       ArgumentError: An argument breaks its rule, or the schedule does not end.
@@ -82,19 +97,13 @@ class Pipeline:
         *,
         optimizer: optax.GradientTransformation | None = None,
         shared: Mapping[str, str] | None = None,
-        specs: Sequence[PyTree] | None = None,
-        batch_spec: PartitionSpec | None = None,
+        strategy: Strategy | Sequence[Strategy | None] | None = None,
     ) -> None:
         check_count("microbatches", microbatches)
         if not slices or not stages or len(stages) % len(slices):
             raise ArgumentError(
                 "`stages` must be as many as `slices`, or a multiple of them, got "
                 f"{len(stages)} on {len(slices)} slices. Change either."
-            )
-        if specs is not None and len(specs) != len(stages):
-            raise ArgumentError(
-                f"`specs` must have those of each of the {len(stages)} stages, got "
-                f"{len(specs)}. Write None for a stage whose parameters are whole."
             )
         if isinstance(schedule, str):
             check_word("schedule", schedule, tuple(SCHEDULES))
@@ -110,17 +119,25 @@ class Pipeline:
             orders, stages=len(stages), microbatches=microbatches
         )
         self._pw, self._slices = pw, slices
+        self._on = [slices[k % len(slices)] for k in range(len(stages))]
+        self._layouts = layouts_of(strategy, self._on)
+        self._microbatches = microbatches
         self._tx = optax.set_to_zero() if optimizer is None else optimizer
-        self._specs = specs or [None] * len(stages)
+        self._shared = shared or {}
         self._traced = tracing.PipelineTrace(
-            stages=stages,
-            loss=loss,
-            microbatches=microbatches,
-            shared=shared or {},
+            stages=[
+                Stage(
+                    number=number,
+                    fn=fn,
+                    loss=loss if number == len(stages) - 1 else None,
+                    microbatches=microbatches,
+                    layout=self._layouts[number],
+                    bind=partial(pw.fn, slice=self._on[number]),
+                )
+                for number, fn in enumerate(stages)
+            ],
+            shared=self._shared,
             spans=self.simulation.spans,
-            bind=self._bind,
-            specs=self._specs,
-            batch_spec=batch_spec,
         )
         self._update = pw.program(self._trace_update, fuse=False)
         self._forward = pw.program(self._traced.forward, fuse=False)
@@ -137,22 +154,18 @@ class Pipeline:
             arrays of several stages.
         """
         params = list(params)
-        check_params(params, len(self._specs), self._traced.shared)
+        check_params(params, len(self._on), self._shared)
         if optimizer is None:
             optimizer = self._tx.init(params)
-        self._joint_of(params, optimizer)
+        state = PipelineState(params, optimizer)
+        self._joint_of(state)
+        leaves, structure = jax.tree.flatten(state)
+        at = homes_of(state, params), self._places(state)
         placed = [
-            self._pw.put(tree, self._slice_of(stage), self._specs[stage])
-            if jax.tree.leaves(tree)
-            else tree
-            for stage, tree in enumerate(params)
+            self._pw.put(leaf, self._on[home or 0], PartitionSpec(*place.stored))
+            for leaf, home, place in zip(leaves, *at, strict=True)
         ]
-        leaves, structure = jax.tree.flatten(optimizer)
-        state = [
-            self._pw.put(leaf, self._slice_of(home or 0))
-            for leaf, home in zip(leaves, homes_of(optimizer, params), strict=True)
-        ]
-        return PipelineState(placed, jax.tree.unflatten(structure, state))
+        return jax.tree.unflatten(structure, placed)
 
     def __call__(
         self, state: PipelineState, x: PyTree, targets: PyTree = None, key: Any = None
@@ -169,7 +182,8 @@ class Pipeline:
           ArgumentError: Examples do not divide over the microbatches, or arrays have
             unlike numbers of them.
         """
-        return self._update(*self._arguments(state, x, targets, key))
+        self._check_batch(x=x, targets=targets)
+        return self._update(state, x, targets, key)
 
     def forward(self, state: PipelineState, x: PyTree, key: Any = None) -> PyTree:
         """Return the results of the last stage for a batch, as futures.
@@ -192,7 +206,8 @@ class Pipeline:
 
         Its `moved_bytes` are the bytes that go from slice to slice.
         """
-        return self._update.dataflow(*self._arguments(state, x, targets, key))
+        self._check_batch(x=x, targets=targets)
+        return self._update.dataflow(state, x, targets, key)
 
     def to_svg(self) -> str:
         """Return a picture of the schedule: a row for each slice, a box for each op."""
@@ -208,21 +223,18 @@ class Pipeline:
         ]
         return spans_svg(spans, unit="forwards")
 
-    def _arguments(
-        self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
-    ) -> tuple[Any, ...]:
-        self._check_batch(x=x, targets=targets)
-        return state, x, targets, key
-
     def _check_batch(self, **trees: PyTree) -> None:
-        count, sizes = self._traced.microbatches, set()
+        pieces = math.lcm(*(layout.pieces for layout in self._layouts))
+        count, sizes = self._microbatches * pieces, set()
         for name, tree in trees.items():
             for leaf in jax.tree.leaves(tree):
                 size = (*tracing.shape_of(leaf).shape, 0)[0]
                 if not size or size % count:
+                    cut = f", each in {pieces} pieces" if pieces > 1 else ""
                     raise ArgumentError(
-                        f"`{name}` must divide evenly over {count} microbatches, got "
-                        f"{size} examples. Use {count * max(1, size // count)}."
+                        f"`{name}` must divide evenly over {self._microbatches} "
+                        f"microbatches{cut}, got {size} examples. Use "
+                        f"{count * max(1, size // count)}."
                     )
                 sizes.add(size)
         if len(sizes) > 1:
@@ -236,36 +248,38 @@ class Pipeline:
         self, state: PipelineState, x: PyTree, targets: PyTree, key: Any
     ) -> PipelineUpdate:
         loss, count, sums = self._traced.gradients(state.params, x, targets, key)
-        joint = self._joint_of(state.params, state.optimizer)
+        joint = self._joint_of(state)
         arguments = sums, count, *state
-        results = joint(jax.tree.leaves(arguments), self._bind)
+        results = joint(
+            jax.tree.leaves(arguments), [stage.bind for stage in self._traced.stages]
+        )
         structure = jax.tree.structure((sums, *state))
         gradients, params, optimizer = jax.tree.unflatten(structure, results)
         return PipelineUpdate(loss, gradients, PipelineState(params, optimizer))
 
-    def _joint_of(self, params: list[PyTree], optimizer: PyTree) -> JointUpdate:
-        """Return the update of all stages for parameters, cut into ops of each."""
-        like = jax.tree.map(tracing.shape_of, (params, optimizer))
-        sums = jax.tree.map(tracing.sum_shape, like[0])
+    def _places(self, state: PipelineState) -> list[Placement]:
+        """Return how each variable of a state lies."""
+        whole = filled(state.params, self._shared)
+        params, optimizer = placements(self._layouts, whole, state.optimizer)
+        return jax.tree.leaves((without(params, self._shared), optimizer))
+
+    def _joint_of(self, state: PipelineState) -> JointUpdate:
+        """Return the update of all stages for a state, cut into ops of each."""
+        like = jax.tree.map(tracing.shape_of, state)
+        sums = jax.tree.map(tracing.sum_shape, like.params)
         arguments = sums, jax.ShapeDtypeStruct((), jnp.float32), *like
-        homes = homes_of(params, params)
-        of_state = homes_of(optimizer, params)
+        homes, places = homes_of(state, state.params), self._places(state)
+        count = len(jax.tree.leaves(state.params))
+        outputs = [home or 0 for home in (*homes[:count], *homes)]
+        cuts = [*(p.gradient for p in places[:count]), *(p.stored for p in places)]
         return JointUpdate(
             tracing.flat_update(self._tx, jax.tree.structure(arguments)),
             jax.tree.leaves(arguments),
-            homes=[*homes, len(self._specs) - 1, *homes, *of_state],
-            outputs=[home or 0 for home in (*homes, *homes, *of_state)],
-            stages=len(self._specs),
+            homes=[*homes[:count], len(self._on) - 1, *homes],
+            outputs=outputs,
+            specs=[
+                self._layouts[at].spec(cut)
+                for at, cut in zip(outputs, cuts, strict=True)
+            ],
+            stages=len(self._on),
         )
-
-    def _bind(
-        self,
-        stage: int,
-        f: Callable[..., PyTree],
-        in_specs: Any = None,
-        out_specs: Any = None,
-    ) -> Callable[..., PyTree]:
-        return self._pw.fn(f, self._slice_of(stage), in_specs, out_specs)
-
-    def _slice_of(self, stage: int) -> Slice:
-        return self._slices[stage % len(self._slices)]

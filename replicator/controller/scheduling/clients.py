@@ -1,7 +1,7 @@
 """Clients: each with functions, dataflows and futures of its own, and a weight."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -16,16 +16,15 @@ from replicator.controller.future import ClientRecord, Future
 from replicator.controller.layouts import WHOLE
 from replicator.controller.program import Program
 from replicator.controller.scheduling.submissions import Submissions
-from replicator.controller.slices import Slice
+from replicator.controller.slices import Slice, Wish, wish
 from replicator.controller.tracing.trace import OpFunction
 
 
 class ClientHost(Protocol):
     """What a client needs of its controller."""
 
-    @property
-    def slice(self) -> Callable[..., Slice]:
-        """Return devices of one island."""
+    def placed(self, asked: Wish) -> Slice:
+        """Return a slice as it is asked for."""
         ...
 
     def is_tracing(self) -> bool:
@@ -87,9 +86,31 @@ class DataflowClient:
         """Leave: free what it holds, and refuse its futures."""
         self._submissions.leave(self._record)
 
-    def slice(self, n: int = 1, **options: Any) -> Slice:
-        """Return devices of one island, as `pw.slice`; any client may use them."""
-        return self._host.slice(n, **options)
+    def slice(
+        self,
+        n: int = 1,
+        *,
+        axes: Mapping[str, int] | None = None,
+        kind: str | None = None,
+        island: str | None = None,
+        memory_bytes: int = 0,
+    ) -> Slice:
+        """Return devices of one island, those that have the fewest slices.
+
+        Any client may use them.
+
+        Args:
+          n: Number of devices.
+          axes: Name and size of each axis of their mesh; one axis, "devices", by
+            default.
+          kind: Kind of device, as JAX names it.
+          island: Name of the island: "island0".
+          memory_bytes: Memory of each device that is kept for it.
+
+        Raises:
+          ArgumentError: No island can have it; the message says which wish fails.
+        """
+        return self._host.placed(wish(n, axes, kind, island, memory_bytes))
 
     def fn(
         self,

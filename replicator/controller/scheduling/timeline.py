@@ -47,10 +47,12 @@ class Timeline:
 
     Attributes:
       spans: The ops, in the order in which they ended; at most 10,000.
+      until_s: When it was asked for, in seconds since `pw` was opened.
     """
 
-    def __init__(self, spans: Sequence[OpSpan]) -> None:
+    def __init__(self, spans: Sequence[OpSpan], until_s: float) -> None:
         self.spans = spans
+        self.until_s = until_s
 
     def to_perfetto(self) -> str:
         """Return JSON for https://ui.perfetto.dev: islands with tracks for devices."""
@@ -142,4 +144,4 @@ class OpTimes:
     def timeline(self) -> Timeline:
         """Return what ended until now."""
         with self._lock:
-            return Timeline(list(self._spans))
+            return Timeline(list(self._spans), self.now_s())

@@ -124,21 +124,16 @@ def _places(
         var: {} if home is None else {home.name: home} for var, home in given.items()
     }
     for eqn, op in zip(eqns, ops, strict=True):
-        found: dict[str, Slice] = {}
-        for var in variables(eqn.invars):
-            found.update(origins.get(var, {}))
+        found = _known(eqn.invars, origins)
         for var in eqn.outvars:
             origins[var] = found if op is None else {op.slice.name: op.slice}
     first = next((op.slice for op in ops if op is not None), None)
     wanted: _Wanted = {}
     places: _Places = []
     for eqn, op in zip(reversed(eqns), reversed(ops), strict=True):
-        takers: dict[str, Slice] = {}
-        for var in eqn.outvars:
-            takers.update(wanted.get(var, {}))
         if op is not None:
             here = [op.slice]
-        elif takers:
+        elif takers := _known(eqn.outvars, wanted):
             here = list(takers.values())
         else:
             here = [_home(eqn, origins, first)]
@@ -148,15 +143,22 @@ def _places(
     return places[::-1], wanted
 
 
+def _known(
+    atoms: Sequence[core.Var | core.Literal],
+    slices: Mapping[core.Var, Mapping[str, Slice]],
+) -> dict[str, Slice]:
+    """Return the slices of all of some values, by name."""
+    every = (slices.get(var, {}) for var in variables(atoms))
+    return {name: each for some in every for name, each in some.items()}
+
+
 def _home(
     eqn: core.JaxprEqn,
     origins: Mapping[core.Var, Mapping[str, Slice]],
     first: Slice | None,
 ) -> Slice:
     """Return the slice of an operation whose result no op takes."""
-    found: dict[str, Slice] = {}
-    for var in variables(eqn.invars):
-        found.update(origins.get(var, {}))
+    found = _known(eqn.invars, origins)
     if not found and not variables(eqn.invars) and first is not None:
         return first
     if len(found) == 1:

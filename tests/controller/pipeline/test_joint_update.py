@@ -1,5 +1,7 @@
 """One optimizer's update, cut over stages: equal to that of one device."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,17 +75,19 @@ def cut(tx, ops):
         shapes((GRADS, state, PARAMS)),
         homes=[*of_params, *of_state, *of_params],
         outputs=[home or 0 for home in (*of_params, *of_state)],
+        specs=[None] * (len(of_params) + len(of_state)),
         stages=len(PARAMS),
     )
 
-    def bind(stage, fn):
+    def bind(stage, fn, out_specs):
         def run(arrays, packs):
             ops.append((stage, fn.__name__))
             return fn(arrays, packs)
 
         return run
 
-    ours = jax.jit(lambda *trees: joint(jax.tree.leaves(trees), bind))
+    binds = [functools.partial(bind, stage) for stage in range(len(PARAMS))]
+    ours = jax.jit(lambda *trees: joint(jax.tree.leaves(trees), binds))
     return ours, jax.jit(update), state
 
 

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import replicator
-from replicator import LocalSum, controller
+from replicator import LocalSum, controller, strategies
 from replicator.engine.analysis.shared_noise import SharedRandomKeyWarning
 from replicator.errors import OpFailedError
 from tests.steps import lenient
@@ -143,17 +142,10 @@ def test_updates_equal_one_device(pw, slices):
 
 @pytest.mark.slow
 def test_a_stage_over_many_devices_equals_one_device(pw, wanted):
-    on = [pw.slice(2, island=f"island{n % 2}") for n in range(4)]
-    cut = {"w": P(None, "devices"), "b": P("devices")}
-    pipe = pw.pipeline(
-        STAGES,
-        loss,
-        on,
-        3,
-        shared=TIED,
-        specs=[None, cut, cut, None],
-        batch_spec=P("devices"),
-    )
+    strategy = strategies.fsdp(whole_below_bytes=0)
+    axes = strategy.sizes(2)
+    on = [pw.slice(2, axes=axes, island=f"island{n % 2}") for n in range(4)]
+    pipe = pw.pipeline(STAGES, loss, on, 3, shared=TIED, strategy=strategy)
     found = pipe(pipe.init(PARAMS), X, TARGETS)
     check((found.loss, found.gradients), wanted)
 
