@@ -1,5 +1,6 @@
 """Dataflows: traced and planned, to be called, printed and drawn."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Dataflow:
         """Run it on the leaves of its arguments, which were looked at."""
         return jax.tree.unflatten(self._traced.out_tree, self._run(self, leaves))
 
-    @property
+    @functools.cached_property
     def result_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shape and dtype of each result."""
         avals = self._traced.closed.out_avals
