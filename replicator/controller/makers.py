@@ -5,8 +5,9 @@ from typing import Literal
 
 from replicator.controller.controller import Controller
 from replicator.controller.islands.in_process import local_islands
-from replicator.controller.islands.joined import joined_islands
-from replicator.controller.islands.started import started_islands
+from replicator.controller.islands.joined import JoinedIslands
+from replicator.controller.islands.protocol import IslandPool, Report
+from replicator.controller.islands.started import StartedIslands
 from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -41,7 +42,8 @@ def local(
     if devices is not None:
         check_count("devices", devices)
     return Controller(
-        lambda report: local_islands(islands, devices, report), order=order
+        lambda report: IslandPool(islands=local_islands(islands, devices, report)),
+        order=order,
     )
 
 
@@ -49,6 +51,7 @@ def start(
     *,
     islands: int = 1,
     devices: int = 1,
+    spares: int = 0,
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -58,9 +61,14 @@ def start(
     runs; what those print goes to this process's standard error. None outlives this
     process, however it ends.
 
+    Slices of an island that is lost go on in a spare process, or else in one that is
+    started then. Calls wait for that; what lived on it is lost, and named.
+
     Args:
       islands: Number of islands.
       devices: Number of CPU devices of each.
+      spares: Number of processes more that are kept for islands that are lost; one that
+        was taken is replaced.
       lost_after_s: Seconds without a sign of life after which an island is lost.
       order: As of `local`.
 
@@ -75,13 +83,22 @@ def start(
     """
     check_count("islands", islands)
     check_count("devices", devices)
+    check_count("spares", spares, "Use 1.", least=0)
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    return Controller(
-        lambda report: started_islands(
-            islands, devices, lost_after_s=lost_after_s, report=report
-        ),
-        order=order,
-    )
+
+    def make(report: Report) -> IslandPool:
+        joined = JoinedIslands(lost_after_s=lost_after_s, report=report)
+        started = StartedIslands(devices, (islands + spares) * devices, joined)
+        started.start(islands + spares)
+        return IslandPool(
+            islands=joined.islands,
+            spares=list(joined.islands)[islands:],
+            another=started.another,
+            stop=started.stop,
+            listen=joined.listen,
+        )
+
+    return Controller(make, order=order)
 
 
 def connect(
@@ -89,6 +106,7 @@ def connect(
     secret: Secret | None = None,
     *,
     tls: Tls | None = None,
+    spares: Sequence[str] = (),
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -97,8 +115,12 @@ def connect(
     Programs go there as `jax.export` has them, so one that calls back into Python is
     refused: `start` and `local` take those.
 
+    Slices of an island that is lost go on on a spare one, or else on another that has
+    devices for them, as `pw.slice` would have them.
+
     Args:
       addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…".
+      spares: Addresses of islands more, kept for those that are lost.
       secret: Secret of the islands; by default the file beside a Unix socket, or the
         one that the environment points to.
       tls: Files of a client; needed beyond this host.
@@ -116,10 +138,18 @@ def connect(
             "of each `IslandServer`."
         )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    found = [each if ":/" in each else f"grpc://{each}" for each in addresses]
-    return Controller(
-        lambda report: joined_islands(
-            found, lost_after_s=lost_after_s, report=report, secret=secret, tls=tls
-        ),
-        order=order,
-    )
+    all_of_them = [*addresses, *spares]
+    found = [each if ":/" in each else f"grpc://{each}" for each in all_of_them]
+
+    def make(report: Report) -> IslandPool:
+        joined = JoinedIslands(
+            lost_after_s=lost_after_s, report=report, secret=secret, tls=tls
+        )
+        joined.join(found)
+        return IslandPool(
+            islands=joined.islands,
+            spares=list(joined.islands)[len(addresses) :],
+            listen=joined.listen,
+        )
+
+    return Controller(make, order=order)

@@ -83,9 +83,10 @@ class HostedIsland:
     Args:
       name: Its name there.
       devices: Its devices.
-      peers: Clients of the other islands, by name.
+      peers: Addresses of the other islands, by name.
       session: Token of the controller's session.
       clock: Source of the time.
+      connect: Returns a client of an address.
     """
 
     def __init__(
@@ -93,19 +94,23 @@ class HostedIsland:
         name: str,
         devices: Sequence[IslandDevice],
         *,
-        peers: Mapping[str, Client],
+        peers: Mapping[str, str],
         session: str,
         clock: Clock,
+        connect: Callable[[str], Client],
     ) -> None:
         self.session = session
         self._clock = clock
         self._heard_s = clock.now_s()
-        self._peers = {
-            peer: PeerIsland(client, session) for peer, client in peers.items()
-        }
-        everyone: dict[str, ShardReceiver] = dict(self._peers)
-        self._island = LocalIsland(name, devices, report=self._report, peers=everyone)
-        everyone[name] = self._island
+        self._connect = connect
+        self._peers: dict[str, PeerIsland] = {}
+        self._everyone: dict[str, ShardReceiver] = {}
+        self._island = LocalIsland(
+            name, devices, report=self._report, peers=self._everyone
+        )
+        self._everyone[name] = self._island
+        for peer, address in peers.items():
+            self._take_peer(peer, address)
         self._computations: dict[int, Computation] = {}
         self._lists: dict[int, OrderList] = {}
         self._next = 0
@@ -199,7 +204,7 @@ class HostedIsland:
             self._news.notify_all()
 
     def give_up(self) -> None:
-        """End an island whose controller is gone; returns at once."""
+        """End an island whose controller is gone, or has to go; returns at once."""
         for name in self._peers:
             error = OpFailedError(f"the controller of {self._island.name} was lost")
             self._island.lose(name, error)
@@ -267,6 +272,10 @@ class HostedIsland:
                 self._add_answers([found])
                 self._news.notify_all()
 
+    def _take_peer(self, name: str, address: str) -> None:
+        peer = PeerIsland(self._connect(str(address)), self.session)
+        self._peers[str(name)] = self._everyone[str(name)] = peer
+
     def _take_drop(self, run: int, value: int) -> None:
         with self._news:
             self._asked.forget((run, value))
@@ -290,6 +299,7 @@ _ITEMS: dict[str, Callable[..., None]] = {
     "ask": HostedIsland._take_ask,
     "drop": HostedIsland._take_drop,
     "lost": HostedIsland._take_lost,
+    "peer": HostedIsland._take_peer,
     "forget_orders": HostedIsland._forget_orders,
     "forget_computation": HostedIsland._forget_computation,
 }

@@ -71,8 +71,10 @@ class LocalIsland:
       name: Its name.
       devices: Its devices.
       report: Called when a value is computed, or cannot be.
-      peers: All islands, by name; complete before the first message.
+      peers: All islands, by name; complete before the first message to one.
     """
+
+    why_lost = ""  # it ends with this process
 
     def __init__(
         self,

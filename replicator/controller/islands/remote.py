@@ -31,6 +31,7 @@ from replicator.controller.islands.protocol import (
     IslandMessage,
     Key,
     Report,
+    lost_with,
 )
 from replicator.controller.islands.wire import (
     Data,
@@ -46,9 +47,13 @@ from replicator.controller.layouts import SliceLayout
 from replicator.errors import (
     ArgumentError,
     CallTimeoutError,
-    OpFailedError,
+    DecodeError,
+    EncodeError,
+    IslandLostError,
+    MessageTooLargeError,
     RemoteError,
     RpcError,
+    ServerStoppedError,
 )
 from replicator.rpc.client.client import Client
 
@@ -85,6 +90,9 @@ class RemoteIsland:
       lost_after_s: Silence after which it is lost.
       lost: Called with its name and an error when it is lost.
       parent: Its process, if this one started it.
+
+    Attributes:
+      why_lost: How it was lost; "" while it is there.
     """
 
     def __init__(
@@ -119,8 +127,9 @@ class RemoteIsland:
         # By run, the values that it has not reported, with the names of their ops.
         self._open: dict[int, dict[int, str]] = {}
         self._is_closed = False
-        self._why_lost = ""
+        self.why_lost = ""
         self._lock = threading.Lock()  # guards these four
+        self._losing = threading.Lock()  # who finds it lost waits for who did before
         self._threads = [
             threading.Thread(target=work, name=f"{name}-{what}", daemon=True)
             for what, work in (("send", self._send_all), ("hear", self._hear_all))
@@ -135,7 +144,7 @@ class RemoteIsland:
                 f"a step of `rep.compile` must run on an island of this process, got "
                 f"one on {self.name} at {computation.line}. Use `controller.local`."
             )
-        if self._why_lost:
+        if self.why_lost:
             raise self._failed(computation.name, "")
         number = next(self._numbers)
         devices = [self.devices[at].device for at in computation.places]
@@ -181,6 +190,8 @@ class RemoteIsland:
                 f"`pw` must be open to read what was not read before of {self.name}, "
                 "got one that was closed. Read it inside of its `with` statement."
             )
+        if missing and self.why_lost:
+            raise lost_with(self)
         if missing:
             found = self._called("read", self._session, missing)
             arrays = (jnp.asarray(array_from(each)) for each in found)
@@ -198,6 +209,10 @@ class RemoteIsland:
         """Fail what would be received of an island that was lost."""
         self._outbox.put(["lost", source, error_data(error)])
 
+    def meet(self, name: str, address: str) -> None:
+        """Tell it of an island that joined, before what is sent there."""
+        self._outbox.put(["peer", name, address])
+
     def close(self) -> None:
         """End after the messages so far."""
         self._is_closed = True
@@ -210,7 +225,7 @@ class RemoteIsland:
         """End it at once: after Ctrl-C."""
         if self._parent is not None:
             self._parent.end()
-        self._lose("for the controller was left")
+        self._lose(RpcError("the controller was left"))
 
     def _end(self, wait_s: float = 0.0) -> str:
         self._client.close()
@@ -239,10 +254,11 @@ class RemoteIsland:
         """Make a call, and wait for it; a lost island raises by name."""
         try:
             return self._client.call(method, args)
-        except RemoteError:
+        except (RemoteError, EncodeError, DecodeError, MessageTooLargeError):
             raise
         except RpcError as error:
-            raise self._failed(method, "", _text(error)) from error
+            self._lose(error)
+            raise self._failed(method, "") from error
 
     def _send_all(self) -> None:
         """Send what is queued, until the end."""
@@ -262,14 +278,14 @@ class RemoteIsland:
         items = items[: items.index(None)] if ended else items
         runs = [each.run for each in items if isinstance(each, IslandMessage)]
         try:
-            if not self._why_lost:
+            if not self.why_lost:
                 data = [part for each in items for part in self._data(each)]
                 self._client.call("take", (self._session, number, data))
                 if ended:
                     self._client.call("leave", (self._session,))
         except Exception as error:  # it is not known what has arrived
-            self._lose(_text(error))
-        if self._why_lost:
+            self._lose(error)
+        if self.why_lost:
             self._fail(runs)
         return not ended
 
@@ -290,19 +306,19 @@ class RemoteIsland:
     def _hear_all(self) -> None:
         """Ask for reports, until the end."""
         ended, wait_s = False, self._lost_after_s / _BEATS
-        while not ended and not self._why_lost:
+        while not ended and not self.why_lost:
             try:
                 ended, reports, answers = self._client.call(
                     "reports", (self._session, wait_s), timeout_s=self._lost_after_s
                 )
             except Exception as error:
-                self._lose(_text(error))
+                self._lose(error)
                 return
             for keys, arrays in answers:
                 self._came([tuple(key) for key in keys], arrays)
             for run, values, error in reports:
                 with self._lock:
-                    if self._why_lost:  # all that was left was failed, or will be
+                    if self.why_lost:  # all that was left was failed, or will be
                         return
                     left = self._open.get(run, {})
                     for value in values:
@@ -310,6 +326,8 @@ class RemoteIsland:
                     if not left:
                         self._open.pop(run, None)
                 self._report(run, values, error_from(error))
+        if not self._is_closed:
+            self._lose(ServerStoppedError("it was stopped"))
 
     def _came(self, keys: Sequence[Key], arrays: Sequence[Data]) -> None:
         with self._lock:
@@ -317,18 +335,19 @@ class RemoteIsland:
                 if key in self._asked:  # not dropped meanwhile
                     self._asked[key] = data
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, error: Exception) -> None:
         """Give it up: end it, and fail what it has not reported."""
-        with self._lock:
-            if self._why_lost:
+        with self._losing:
+            if self.why_lost:
                 return
-            self._why_lost = why
-        how = self._end(_EXIT_S)
-        self._why_lost = f"which {how}" if how else why
-        self._tell_lost(self.name, self._failed("its transfers", ""))
-        with self._lock:
-            runs = list(self._open)
-        self._fail(runs)
+            # One that is stopped does not exit.
+            how = self._end(0.0 if isinstance(error, CallTimeoutError) else _EXIT_S)
+            with self._lock:
+                self.why_lost = f"which {how}" if how else _text(error)
+            self._tell_lost(self.name, self._failed("its transfers", ""))
+            with self._lock:
+                runs = list(self._open)
+            self._fail(runs)
 
     def _fail(self, runs: Sequence[int]) -> None:
         for run in runs:
@@ -337,9 +356,9 @@ class RemoteIsland:
             for value, name in left.items():
                 self._report(run, [value], self._failed(name, f" in run {run}"))
 
-    def _failed(self, name: str, where: str, why: str = "") -> OpFailedError:
-        why = self._why_lost or why
-        error = OpFailedError(f"op `{name}` failed{where}: {self.name} was lost, {why}")
+    def _failed(self, name: str, where: str) -> IslandLostError:
+        lost = f"{self.name} was lost, {self.why_lost}"
+        error = IslandLostError(f"op `{name}` failed{where}: {lost}")
         error.op, error.island = name, self.name
         return error
 

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from replicator.controller.islands.island_process import IslandSettings
-from replicator.controller.islands.joined import joined_islands
-from replicator.controller.islands.protocol import Report
+from replicator.controller.islands.joined import JoinedIslands
 from replicator.controller.islands.remote import RemoteIsland
 from replicator.distributed.child import import_path, pickled, send, started_child
 from replicator.distributed.processes.exits import describe_code
@@ -63,6 +62,10 @@ class StartedIsland:
             until_s = time.monotonic() + _PIPE_S
             send(self._process, pickled((number, recipe)), until_s)
 
+    def stop(self) -> None:
+        """Have it end; returns at once."""
+        self._process.end()
+
     def end(self, wait_s: float = 0.0) -> str:
         """End it; return how it ended by itself, or "" if this ended it.
 
@@ -82,29 +85,52 @@ class StartedIsland:
             return self._how
 
 
-def started_islands(
-    islands: int, devices: int, *, lost_after_s: float, report: Report
-) -> dict[str, RemoteIsland]:
-    """Start islands, each in a process of its own.
+class StartedIslands:
+    """Starts processes of this host, each an island of a session.
 
     Args:
-      islands: Number of islands.
       devices: Number of CPU devices of each.
-      lost_after_s: Silence after which an island is lost.
-      report: Called when a value is computed, or cannot be.
-
-    Raises:
-      LaunchError: One cannot be started.
+      share: Number of devices of all islands.
+      joined: The session.
     """
-    parents: list[StartedIsland] = []
-    try:
-        for _ in range(islands):
-            parents.append(StartedIsland(devices, islands * devices))
-        addresses = [parent.address() for parent in parents]
-        return joined_islands(
-            addresses, parents, lost_after_s=lost_after_s, report=report
-        )
-    except BaseException:
-        for parent in parents:
-            parent.end()
-        raise
+
+    def __init__(self, devices: int, share: int, joined: JoinedIslands) -> None:
+        self._devices = devices
+        self._share = share
+        self._joined = joined
+        self._parents: list[StartedIsland] = []  # that have not joined
+        self._is_stopped = False
+
+    def start(self, count: int) -> None:
+        """Start islands, and have them join.
+
+        Raises:
+          LaunchError: One cannot be started.
+        """
+        try:
+            for _ in range(count):
+                self._parents.append(StartedIsland(self._devices, self._share))
+            if self._is_stopped:
+                self.stop()
+            addresses = [parent.address() for parent in self._parents]
+            self._joined.join(addresses, self._parents)
+            self._parents = []
+        except BaseException:
+            for parent in self._parents:
+                parent.end()
+            raise
+
+    def another(self) -> RemoteIsland:
+        """Start one more.
+
+        Raises:
+          LaunchError: It cannot be started.
+        """
+        self.start(1)
+        return next(reversed(self._joined.islands.values()))
+
+    def stop(self) -> None:
+        """End what is being started, in another thread too; returns at once."""
+        self._is_stopped = True
+        for parent in list(self._parents):
+            parent.stop()
