@@ -193,6 +193,7 @@ BARS = (
     _bar("controller_dispatch", "chained_ratio", "<=", 1.5),
     _bar("controller_dispatch", "ray_speedup", ">=", 5),
     _bar("controller_dispatch", "read_ratio", "<=", 1.1),
+    _bar("controller_vs_spmd", "ratio_low", "<=", 1.05),
     _bar("accelerator", "failures", "==", 0),
     _bar("accelerator", "missing_keys", "==", 0),
     _bar("ppo_cartpole", "average_return", ">=", 475),

@@ -17,7 +17,7 @@ WEAK = (int, float, complex)
 
 def is_placed(leaf: Any) -> bool:
     """Return whether a leaf is taken as it is: JAX or an island holds it."""
-    return isinstance(leaf, Future | jax.Array | jax.ShapeDtypeStruct)
+    return isinstance(leaf, (Future, jax.Array, jax.ShapeDtypeStruct))
 
 
 def copied(leaf: Any) -> Any:

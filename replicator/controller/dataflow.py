@@ -1,5 +1,6 @@
 """Dataflows: traced and planned, to be called, printed and drawn."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class Dataflow:
         self._plan = self._current(self._plan)
         return self._plan
 
-    @property
+    @functools.cached_property
     def result_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shape and dtype of each result."""
         return list(map(shape_of, self._traced.closed.jaxpr.outvars))

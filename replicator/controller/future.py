@@ -3,7 +3,7 @@
 import concurrent.futures
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
@@ -134,6 +134,7 @@ class Future(_Operators):
           TimeoutError: It was not computed in time.
           ArgumentError: An op took its memory, or its client or slice is gone.
         """
+        ask([self])
         self._wait(timeout_s)
         return self._island.read([self._key])[0]
 
@@ -225,6 +226,23 @@ class Future(_Operators):
         return repr(self.result())
 
 
+def ask(futures: Iterable[Future]) -> None:
+    """Have what is not computed yet come when it is, for a call that will read all.
+
+    What is on one island comes in one message.
+
+    Raises:
+      ArgumentError: An op took the memory of one, or its client or slice is gone.
+    """
+    by_island: dict[Island, list[Key]] = {}
+    for future in futures:
+        future._check()
+        if not future.done():
+            by_island.setdefault(future._island, []).append(future._key)
+    for island, keys in by_island.items():
+        island.ask(keys)
+
+
 def read(tree: PyTree) -> PyTree:
     """Wait for all futures of a tree; return it with arrays in their place.
 
@@ -239,6 +257,7 @@ def read(tree: PyTree) -> PyTree:
     {'loss': Array([1., 1.], dtype=float32), 'step': 3}
     """
     leaves, structure = jax.tree.flatten(tree)
+    ask(leaf for leaf in leaves if isinstance(leaf, Future))
     by_island: dict[int, list[int]] = {}
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, Future):

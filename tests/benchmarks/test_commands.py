@@ -75,6 +75,7 @@ TINY = {
     "controller_pipeline": ["--rounds=1", "--sleep_s=0.002"],
     "controller_share": ["--rounds=1", "--ops=3"],
     "controller_soak": ["--dataflows=200"],
+    "controller_vs_spmd": ["--rounds=1", "--steps=2", "--ms=20"],
     "controller_dispatch": [
         *("--rounds=1", "--ops=2", "--steps=1", "--step_s=0.01", "--noray"),
     ],
@@ -144,6 +145,7 @@ EXACT = {
     "controller_share": {},
     "controller_soak": {"leaks": 0},
     "controller_dispatch": {"ray_speedup": None},
+    "controller_vs_spmd": {},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},
     "choose": {"pruned_best": 0, "flips": 1},

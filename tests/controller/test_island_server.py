@@ -122,7 +122,45 @@ def test_a_run_that_keeps_nothing_is_reported_when_it_ended(service):
     waiting = ThreadPoolExecutor(1).submit(service._of("s").reports, 10 * LIMIT_S)
     run = ["run", 0, 7, 0, [], [[0, ONES]]]
     service.take("s", 0, [["orders", 0, listed], run])
-    assert waiting.result(LIMIT_S) == [False, [[7, [0], None]]]
+    assert waiting.result(LIMIT_S) == [False, [[7, [0], None]], []]
+
+
+PUTS = [Put(output=n, places=(0,), layout=None) for n in (0, 1)]
+
+
+def took(service):
+    """Have a run with two values, and wait until all is reported; return answers."""
+    listed = [order_data(each, lambda _: 0) for each in PUTS]
+    run = ["run", 0, 7, 0, [], [[0, ONES], [1, 2 * ONES]]]
+    service.take("s", 1, [["orders", 0, listed], run])
+    answers, left = [], 2
+    while left:
+        _, reports, more = service._of("s").reports(LIMIT_S)
+        left -= len(reports)
+        answers += more
+    return answers
+
+
+def test_values_that_were_asked_for_together_come_with_the_report_of_the_last(service):
+    service.take("s", 0, [["ask", [[7, 1], [7, 0]]]])
+    ((keys, arrays),) = took(service)
+    assert keys == [(7, 1), (7, 0)]
+    assert [np.asarray(array).tolist() for array in arrays] == [[2, 2], [1, 1]]
+
+
+def test_what_nobody_asked_for_stays_and_what_is_there_is_answered_at_once(service):
+    service.take("s", 0, [])
+    assert took(service) == []
+    while not service._of("s")._island.is_computed((7, 1)):
+        pass
+    service.take("s", 2, [["ask", [[7, 1]]]])
+    _, _, [[keys, _]] = service._of("s").reports(LIMIT_S)
+    assert keys == [(7, 1)]
+
+
+def test_a_read_of_what_was_dropped_is_forgotten(service):
+    service.take("s", 0, [["ask", [[7, 0], [9, 0]]], ["drop", 9, 0]])
+    assert took(service) == []
 
 
 def test_the_session_of_another_controller_is_refused(service):

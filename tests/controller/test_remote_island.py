@@ -63,7 +63,7 @@ def test_what_was_failed_with_a_lost_island_is_not_reported_again():
 
     def late():
         assert failed.wait(LIMIT_S)
-        return [False, [[7, [0], None]]]
+        return [False, [[7, [0], None]], []]
 
     opened = island(ScriptedClient(lost, late), report)
     opened.submit(message(np.ones(2)))
@@ -77,7 +77,7 @@ class Tracked(np.ndarray):
 
 def test_an_array_that_was_sent_is_not_kept_and_what_was_not_read_is_refused():
     closed = threading.Event()
-    client = ScriptedClient(lambda: None, lambda: [closed.wait(LIMIT_S), []])
+    client = ScriptedClient(lambda: None, lambda: [closed.wait(LIMIT_S), [], []])
     opened = island(client, lambda *_: None)
     freed = threading.Event()
     value = np.ones(2).view(Tracked)
@@ -94,3 +94,28 @@ def test_an_array_that_was_sent_is_not_kept_and_what_was_not_read_is_refused():
 def test_a_value_that_is_received_is_none_that_an_island_reports():
     got = Receive(output=1, places=(0,), source="island1", shape=(2,), layout=LAYOUT)
     assert OrderList(orders=[*PUT.orders, got]).outputs == {0: "put"}
+
+
+def test_what_was_asked_for_and_came_is_read_without_a_message():
+    reported, closed = threading.Event(), threading.Event()
+    answers = [
+        [False, [[7, [0], None]], [[[[7, 0]], [np.ones(2)]]]],
+        [True, [], []],
+    ]
+
+    def reports():
+        assert asked.wait(LIMIT_S)
+        if len(answers) == 1:
+            assert closed.wait(LIMIT_S)
+        return answers.pop(0)
+
+    asked = threading.Event()
+    client = ScriptedClient(lambda: None, reports)  # it knows no "read"
+    opened = island(client, lambda *_: reported.set())
+    opened.submit(message(np.ones(2)))
+    opened.ask([(7, 0)])
+    asked.set()
+    assert reported.wait(LIMIT_S)
+    assert opened.read([(7, 0)])[0].tolist() == [1.0, 1.0]
+    closed.set()
+    opened.close()

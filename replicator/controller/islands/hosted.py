@@ -8,6 +8,7 @@ Messages are numbered. Handlers of `rpc` run in several threads, so a controller
 the next one when this one was taken, and a number that is not the next is refused.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from replicator.controller.islands.protocol import (
     OrderList,
     ShardReceiver,
 )
+from replicator.controller.islands.waiting.asked_reads import AskedReads
 from replicator.controller.islands.wire import (
     Data,
     array_data,
@@ -114,10 +116,12 @@ class HostedIsland:
         self._next = 0
         self._taking = threading.Lock()  # guards these three
         self._reports: list[Data] = []
+        self._asked = AskedReads()
+        self._answers: list[Data] = []
         self._is_closed = False
         # By run, the values that it keeps, and those that it has not reported.
         self._runs: dict[int, tuple[frozenset[int], set[int]]] = {}
-        self._news = threading.Condition()  # guards these three
+        self._news = threading.Condition()  # guards these five
 
     @property
     def silent_s(self) -> float:
@@ -176,13 +180,16 @@ class HostedIsland:
         """Return what was reported since the last call; wait if nothing was.
 
         Returns:
-          Whether the island was closed, and a list of run, values and error.
+          Whether the island was closed; a list of run, values and error; and a list of
+          keys and arrays, of reads that were asked for.
         """
         self._heard_s = self._clock.now_s()
         with self._news:
-            self._news.wait_for(lambda: self._reports or self._is_closed, wait_s)
+            self._news.wait_for(self._has_news, wait_s)
             found, self._reports = self._reports, []
-            return [self._is_closed, found]
+            answers, self._answers = self._answers, []
+            is_closed = self._is_closed
+        return [is_closed, found, [self._answer(*each) for each in answers]]
 
     def read(self, keys: Sequence[Key]) -> Data:
         """Return values that were reported."""
@@ -215,8 +222,26 @@ class HostedIsland:
                 self._runs.pop(run, None)
             # Others go along with the next. That a run ended is what later ones of
             # this island wait for, though nobody reads what it made.
+            if error is None:
+                self._add_answers(self._asked.computed(run, values))
             if error is not None or not left or not kept.isdisjoint(values):
                 self._news.notify_all()
+
+    def _has_news(self) -> bool:
+        return bool(self._reports or self._answers) or self._is_closed
+
+    def _add_answers(self, reads: Sequence[Sequence[Key]]) -> None:
+        """Have values read, as long as they are there."""
+        for keys in reads:
+            with contextlib.suppress(KeyError):  # dropped: nobody reads it
+                self._answers.append((keys, self._island.read(keys)))
+
+    def _answer(self, keys: Sequence[Key], arrays: Sequence[Any]) -> Data:
+        """Return a read as data; without arrays if one was donated meanwhile."""
+        try:
+            return [keys, [array_data(array) for array in arrays]]
+        except RuntimeError:  # of JAX: it was deleted
+            return [[], []]
 
     def _take_orders(self, number: int, orders: Data) -> None:
         found = [order_from(each, self._computations) for each in orders]
@@ -238,11 +263,23 @@ class HostedIsland:
         )
         self._island.submit(message)
 
+    def _take_ask(self, keys: Data) -> None:
+        found = [(int(run), int(value)) for run, value in keys]
+        with self._news:
+            missing = {key for key in found if not self._island.is_computed(key)}
+            if missing:
+                self._asked.ask(found, missing)
+            else:
+                self._add_answers([found])
+                self._news.notify_all()
+
     def _take_peer(self, name: str, address: str) -> None:
         peer = PeerIsland(self._connect(str(address)), self.session)
         self._peers[str(name)] = self._everyone[str(name)] = peer
 
     def _take_drop(self, run: int, value: int) -> None:
+        with self._news:
+            self._asked.forget((run, value))
         self._island.drop((run, value))
 
     def _take_lost(self, source: str, error: Data) -> None:
@@ -260,6 +297,7 @@ class HostedIsland:
 _ITEMS: dict[str, Callable[..., None]] = {
     "orders": HostedIsland._take_orders,
     "run": HostedIsland._take_run,
+    "ask": HostedIsland._take_ask,
     "drop": HostedIsland._take_drop,
     "lost": HostedIsland._take_lost,
     "peer": HostedIsland._take_peer,

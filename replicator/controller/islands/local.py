@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from replicator.base.types import Device
-from replicator.controller.islands.dispatched import DispatchedOp, SliceThread
 from replicator.controller.islands.protocol import (
     Call,
     Computation,
@@ -38,6 +37,7 @@ from replicator.controller.islands.protocol import (
     Send,
     ShardReceiver,
 )
+from replicator.controller.islands.waiting.dispatched import DispatchedOp, SliceThread
 from replicator.controller.layouts import SliceLayout, layout_of
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
@@ -135,6 +135,14 @@ class LocalIsland:
             self._lost[source] = error
             if self._awaited is not None and self._awaited[0] == source:
                 self._fail_awaited(error)
+
+    def ask(self, keys: Sequence[Key]) -> None:
+        """Nothing is to be prepared: `read` finds values where they are."""
+
+    def is_computed(self, key: Key) -> bool:
+        """Return whether a value is there to be read."""
+        value = self._values.get(key)
+        return value is not None and value.done.done() and not value.done.exception()
 
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported."""

@@ -202,6 +202,10 @@ class Island(Protocol):
         """Take the message with the next number, and return at once."""
         ...
 
+    def ask(self, keys: Sequence[Key]) -> None:
+        """Have values that one call will read come with the report of the last."""
+        ...
+
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported."""
         ...

@@ -122,11 +122,13 @@ class RemoteIsland:
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._read: dict[Key, jax.Array] = {}
+        # Values that were asked for; None until they came.
+        self._asked: dict[Key, Data | None] = {}
         # By run, the values that it has not reported, with the names of their ops.
         self._open: dict[int, dict[int, str]] = {}
         self._is_closed = False
         self.why_lost = ""
-        self._lock = threading.Lock()  # guards these two
+        self._lock = threading.Lock()  # guards these four
         self._losing = threading.Lock()  # who finds it lost waits for who did before
         self._threads = [
             threading.Thread(target=work, name=f"{name}-{what}", daemon=True)
@@ -167,8 +169,21 @@ class RemoteIsland:
                 self._open.setdefault(message.run, dict(outputs))
         self._outbox.put(message)
 
+    def ask(self, keys: Sequence[Key]) -> None:
+        """Have values that one call will read come with the report of the last."""
+        with self._lock:
+            keys = [key for key in keys if key not in self._asked]
+            self._asked.update(dict.fromkeys(keys))
+        if keys:
+            self._outbox.put(["ask", [list(key) for key in keys]])
+
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported; each is fetched once."""
+        with self._lock:
+            came = {k: d for k in keys if (d := self._asked.pop(k, None)) is not None}
+        self._read.update(
+            {key: jnp.asarray(array_from(data)) for key, data in came.items()}
+        )
         missing = [key for key in keys if key not in self._read]
         if missing and self._is_closed:
             raise ArgumentError(
@@ -185,6 +200,8 @@ class RemoteIsland:
 
     def drop(self, key: Key) -> None:
         """Forget a value after all messages so far; may be called in any thread."""
+        with self._lock:
+            self._asked.pop(key, None)
         self._read.pop(key, None)
         self._outbox.put(["drop", *key])
 
@@ -291,12 +308,14 @@ class RemoteIsland:
         ended, wait_s = False, self._lost_after_s / _BEATS
         while not ended and not self.why_lost:
             try:
-                ended, reports = self._client.call(
+                ended, reports, answers = self._client.call(
                     "reports", (self._session, wait_s), timeout_s=self._lost_after_s
                 )
             except Exception as error:
                 self._lose(error)
                 return
+            for keys, arrays in answers:
+                self._came([tuple(key) for key in keys], arrays)
             for run, values, error in reports:
                 with self._lock:
                     if self.why_lost:  # all that was left was failed, or will be
@@ -309,6 +328,12 @@ class RemoteIsland:
                 self._report(run, values, error_from(error))
         if not self._is_closed:
             self._lose(ServerStoppedError("it was stopped"))
+
+    def _came(self, keys: Sequence[Key], arrays: Sequence[Data]) -> None:
+        with self._lock:
+            for key, data in zip(keys, arrays, strict=True):
+                if key in self._asked:  # not dropped meanwhile
+                    self._asked[key] = data
 
     def _lose(self, error: Exception) -> None:
         """Give it up: end it, and fail what it has not reported."""

@@ -1,5 +1,6 @@
 """Plans of dataflows: orders, results, and what they cost in ops and memory."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from replicator.controller.islands.protocol import (
 )
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.orders import Step, by_island
+from replicator.controller.scheduling.events import PlacedResult
 from replicator.controller.slices import Slice
 
 Sizes = Mapping[int, tuple[str, int]]
@@ -88,6 +90,25 @@ class Plan:
     def ops(self) -> dict[int, PlannedOp]:
         """Its ops, each by the number of its first result."""
         return _planned_ops(self.steps)
+
+    @functools.cached_property
+    def ops_of(self) -> dict[str, int]:
+        """Number of its ops on each island."""
+        return collections.Counter(op.island for op in self.ops.values())
+
+    @functools.cached_property
+    def results(self) -> dict[int, PlacedResult]:
+        """Where each result is that it makes; bytes of slices that keep memory."""
+        numbers = {each.number for each in self.outputs} - set(self.inputs.values())
+        placed = {}
+        for number in numbers:
+            slice_, size = self.sizes[number]
+            placed[number] = PlacedResult(
+                island=self.homes[slice_],
+                slice=slice_,
+                size_bytes=size if slice_ in self.most_bytes else 0,
+            )
+        return placed
 
     @functools.cached_property
     def most_bytes(self) -> dict[str, int]:

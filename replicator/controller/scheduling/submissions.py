@@ -1,6 +1,5 @@
 """Calls of dataflows, as runs for the scheduler."""
 
-import collections
 import itertools
 import threading
 import weakref
@@ -21,7 +20,6 @@ from replicator.controller.scheduling.events import (
     ClientLeft,
     IslandJoined,
     IslandLost,
-    PlacedResult,
     QueuedRun,
     SliceClosed,
 )
@@ -116,8 +114,7 @@ class Submissions:
         check_leaves(leaves, planned.donated)
         _check_fits(dataflow.name, planned)
         futures = {number: leaves[at] for at, number in planned.inputs.items()}
-        held = {each.number: each for each in planned.outputs}
-        results = {number: Pending() for number in held.keys() - futures.keys()}
+        results = {number: Pending() for number in planned.results}
         called = CalledRun(
             dataflow=dataflow.name,
             client=client,
@@ -210,22 +207,13 @@ def _check_fits(name: str, planned: Plan) -> None:
 
 def _queued(number: int, called: CalledRun, donated: set[Key]) -> QueuedRun:
     planned = called.plan
-    limited = planned.most_bytes
-    makes = {}
-    for value in called.results:
-        slice_, size = planned.sizes[value]
-        counted = size if slice_ in limited else 0
-        island = planned.homes[slice_]
-        makes[number, value] = PlacedResult(
-            island=island, slice=slice_, size_bytes=counted
-        )
     return QueuedRun(
         number=number,
         client=called.client.number,
-        ops=collections.Counter(op.island for op in planned.ops.values()),
+        ops=planned.ops_of,
         takes=frozenset(called.keys.values()),
         donates=frozenset(donated),
-        makes=makes,
-        most_bytes=limited,
-        limits={name: planned.slices[name].memory_bytes for name in limited},
+        makes={(number, value): at for value, at in planned.results.items()},
+        most_bytes=planned.most_bytes,
+        limits={name: planned.slices[name].memory_bytes for name in planned.most_bytes},
     )
