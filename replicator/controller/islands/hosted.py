@@ -212,8 +212,10 @@ class HostedIsland:
             left.difference_update(values)
             if not left:
                 self._runs.pop(run, None)
-            if error is not None or not kept.isdisjoint(values):
-                self._news.notify_all()  # others go along with the next
+            # Others go along with the next. That a run ended is what later ones of
+            # this island wait for, though nobody reads what it made.
+            if error is not None or not left or not kept.isdisjoint(values):
+                self._news.notify_all()
 
     def _take_orders(self, number: int, orders: Data) -> None:
         found = [order_from(each, self._computations) for each in orders]
