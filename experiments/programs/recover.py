@@ -89,8 +89,9 @@ def main(config: Config) -> None:
     random = np.random.default_rng(config.seed)
     at = random.choice(np.arange(1, config.steps), config.kills, replace=False)
     with controller.start(islands=2, devices=1, spares=config.spares) as pw:
-        wanted, _ = train(pw, training)
-        found, repeated = train(pw, training, kill_at=set(at.tolist()))
+        on, keeper = pw.slice(1), pw.slice(1)
+        wanted, _ = train(pw, training, on, keeper)
+        found, repeated = train(pw, training, on, keeper, set(at.tolist()))
     equal = jax.tree.all(jax.tree.map(np.array_equal, wanted, found))
     result = {
         "kills": config.kills,
@@ -102,20 +103,25 @@ def main(config: Config) -> None:
 
 
 def train(
-    pw: controller.Controller, training: Training, kill_at: Collection[int] = ()
+    pw: controller.Controller,
+    training: Training,
+    on: controller.Slice,
+    keeper: controller.Slice,
+    kill_at: Collection[int] = (),
 ) -> tuple[PyTree, int]:
-    """Train on one island, and keep copies on another.
+    """Train on one slice, and keep copies on another.
 
     Args:
       pw: Its islands are processes.
       training: What is trained.
+      on: Where.
+      keeper: Where copies are, on another island.
       kill_at: Steps before which the island that learns is killed, each once.
 
     Returns:
       The last state, as arrays, and how many steps were made again.
     """
-    on, keeper = pw.slice(1), pw.slice(1)
-    learn, who = pw.fn(training.step, on, donate=(0,)), pw.fn(_process_id, on)
+    learn, who = pw.fn(training.step, on, donate=(0,)), pw.fn(process_id, on)
     state = pw.put(training.state, on)
     copies = [pw.copy(state, keeper)]
     step = repeated = 0
@@ -147,7 +153,8 @@ def _newest(states: list[PyTree]) -> PyTree:
     raise ValueError("all states were lost: the islands of both slices died")
 
 
-def _process_id(x: jax.Array) -> jax.Array:
+def process_id(x: jax.Array) -> jax.Array:
+    """Return the process that computes: an op of an island of `controller.start`."""
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return jax.pure_callback(lambda _: np.int32(os.getpid()), shape, x)
 

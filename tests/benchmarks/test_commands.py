@@ -75,6 +75,7 @@ TINY = {
     "controller_pipeline": ["--rounds=1", "--sleep_s=0.002"],
     "controller_share": ["--rounds=1", "--ops=3"],
     "controller_soak": ["--dataflows=200"],
+    "controller_recovery": ["--rounds=3"],
     "controller_dispatch": [
         *("--rounds=1", "--ops=2", "--steps=1", "--step_s=0.01", "--noray"),
     ],
@@ -143,6 +144,7 @@ EXACT = {
     "controller_pipeline": {"live": 4},
     "controller_share": {},
     "controller_soak": {"leaks": 0},
+    "controller_recovery": {"failures": 0, "lost_after_s": 4.0},
     "controller_dispatch": {"ray_speedup": None},
     "upstream_launchpad": {},
     "strategy_memory": {"devices": 8, "fits": None, "activation_gathers": None},

@@ -1,14 +1,13 @@
-import json
-
 import pytest
 
 from experiments.programs import recover
+from tests.experiments.command import found_by
 
 
 @pytest.mark.slow
-def test_a_run_whose_island_is_killed_ends_with_the_bits_of_one_that_is_not(capsys):
-    recover.main(recover.Config(steps=16, every=3, kills=1, global_batch=8, width=8))
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_a_run_whose_island_is_killed_ends_with_the_bits_of_one_that_is_not():
+    sizes = "--global_batch=8", "--width=8"
+    found = found_by("programs.recover", "--steps=16", "--every=3", "--kills=1", *sizes)
     assert found["equal"]
     assert found["repeated"] <= 9
 
