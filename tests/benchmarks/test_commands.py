@@ -76,6 +76,7 @@ TINY = {
     "controller_share": ["--rounds=1", "--ops=3"],
     "controller_soak": ["--dataflows=200"],
     "controller_vs_spmd": ["--rounds=1", "--steps=2", "--ms=20"],
+    "controller_recovery": ["--rounds=3"],
     "controller_dispatch": [
         *("--rounds=1", "--ops=2", "--steps=1", "--step_s=0.01", "--noray"),
     ],
@@ -144,6 +145,7 @@ EXACT = {
     "controller_pipeline": {"live": 4},
     "controller_share": {},
     "controller_soak": {"leaks": 0},
+    "controller_recovery": {"failures": 0, "lost_after_s": 4.0},
     "controller_dispatch": {"ray_speedup": None},
     "controller_vs_spmd": {},
     "upstream_launchpad": {},

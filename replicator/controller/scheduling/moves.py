@@ -14,7 +14,7 @@ from replicator.controller.islands.protocol import Island, IslandPool
 from replicator.controller.scheduling.planned import Plan
 from replicator.controller.scheduling.submissions import Submissions
 from replicator.controller.slices import Slice, Wish, place
-from replicator.errors import ArgumentError, IslandLostError, ReplicatorError
+from replicator.errors import ArgumentError, IslandLostError
 
 
 class SliceMoves:
@@ -112,6 +112,8 @@ class SliceMoves:
 
     def _wait(self, on: Collection[Slice]) -> int:
         """Wait until slices are on islands that are there; return the epoch."""
+        if not any(map(self._why_lost, on)):
+            return self._epoch
         with self._changed:
             while lost := [each for each in on if self._why_lost(each)]:
                 for each in lost:
@@ -164,7 +166,7 @@ class SliceMoves:
             return None
         try:
             found = self._pool.another()
-        except ReplicatorError as error:
+        except Exception as error:  # calls wait for what this thread does
             if not self._is_closed:
                 logging.getLogger(__name__).warning("%s", error)
             return None
