@@ -49,6 +49,7 @@ def start(
     *,
     islands: int = 1,
     devices: int = 1,
+    processes: int = 1,
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -61,6 +62,7 @@ def start(
     Args:
       islands: Number of islands.
       devices: Number of CPU devices of each.
+      processes: Number of processes of each, over which its devices are divided.
       lost_after_s: Seconds without a sign of life after which an island is lost.
       order: As of `local`.
 
@@ -75,17 +77,23 @@ def start(
     """
     check_count("islands", islands)
     check_count("devices", devices)
+    check_count("processes", processes)
+    if devices % processes:
+        raise ArgumentError(
+            f"`devices` must divide by `processes`, got {devices} for {processes}. Use "
+            f"{devices - devices % processes + processes}."
+        )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
     return Controller(
         lambda report: started_islands(
-            islands, devices, lost_after_s=lost_after_s, report=report
+            islands, devices, processes, lost_after_s=lost_after_s, report=report
         ),
         order=order,
     )
 
 
 def connect(
-    addresses: Sequence[str],
+    addresses: Sequence[str | Sequence[str]],
     secret: Secret | None = None,
     *,
     tls: Tls | None = None,
@@ -98,7 +106,8 @@ def connect(
     refused: `start` and `local` take those.
 
     Args:
-      addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…".
+      addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…". An island
+        of several processes, joined by `jax.distributed`, has a list with one of each.
       secret: Secret of the islands; by default the file beside a Unix socket, or the
         one that the environment points to.
       tls: Files of a client; needed beyond this host.
@@ -116,7 +125,11 @@ def connect(
             "of each `IslandServer`."
         )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    found = [each if ":/" in each else f"grpc://{each}" for each in addresses]
+    groups = [[each] if isinstance(each, str) else each for each in addresses]
+    found = [
+        [each if ":/" in each else f"grpc://{each}" for each in group]
+        for group in groups
+    ]
     return Controller(
         lambda report: joined_islands(
             found, lost_after_s=lost_after_s, report=report, secret=secret, tls=tls

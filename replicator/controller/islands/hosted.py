@@ -14,8 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from replicator.base.host.clock import Clock
+from replicator.controller.islands.arrivals import IslandValue, lost_value
 from replicator.controller.islands.exports import computation_from
-from replicator.controller.islands.local import IslandValue, LocalIsland, lost_value
+from replicator.controller.islands.local import LocalIsland
 from replicator.controller.islands.protocol import (
     Computation,
     IslandDevice,
@@ -23,6 +24,7 @@ from replicator.controller.islands.protocol import (
     Key,
     OrderList,
     ShardReceiver,
+    process_name,
 )
 from replicator.controller.islands.wire import (
     Data,
@@ -54,12 +56,14 @@ class PeerIsland:
         # A thread waits while it reads an array; calls themselves do not wait.
         self._sending = ThreadPoolExecutor(1, "island-send")
 
-    def deliver(self, key: Key, shards: IslandValue) -> None:
+    def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
         """Send a value once it is computed, or the error that it ended with."""
         # A later op may be given its memory before it is read here.
         kept = None if shards.array is None else [each.copy() for each in shards.array]
         shards.done.add_done_callback(
-            lambda done: self._sending.submit(self._send, key, kept, done.exception())
+            lambda done: self._sending.submit(
+                self._send, [*key, sender], kept, done.exception()
+            )
         )
 
     def close(self) -> None:
@@ -68,11 +72,11 @@ class PeerIsland:
         self._client.close()
 
     def _send(
-        self, key: Key, shards: Sequence[Any] | None, error: BaseException | None
+        self, what: Data, shards: Sequence[Any] | None, error: BaseException | None
     ) -> None:
         data = None if shards is None or error else shards_data(shards)
         # The controller hears of an island that is gone by itself.
-        self._client.futures.deliver(self._session, *key, data, error_data(error))
+        self._client.futures.deliver(self._session, *what, data, error_data(error))
 
 
 class HostedIsland:
@@ -103,7 +107,7 @@ class HostedIsland:
         }
         everyone: dict[str, ShardReceiver] = dict(self._peers)
         self._island = LocalIsland(name, devices, report=self._report, peers=everyone)
-        everyone[name] = self._island
+        everyone[process_name(name, self._island.process)] = self._island
         self._computations: dict[int, Computation] = {}
         self._lists: dict[int, OrderList] = {}
         self._next = 0
@@ -155,7 +159,7 @@ class HostedIsland:
                     )
                 _ITEMS[kind](self, *rest)
 
-    def deliver(self, key: Key, shards: Data, error: Data) -> None:
+    def deliver(self, key: Key, sender: int, shards: Data, error: Data) -> None:
         """Take shards that another island sends, or the error in their place."""
         failure = error_from(error)
         if failure is not None:
@@ -164,7 +168,7 @@ class HostedIsland:
             done: Future[None] = Future()
             done.set_result(None)
             value = IslandValue(shards_from(shards), done)
-        self._island.deliver(key, value)
+        self._island.deliver(key, sender, value)
 
     def reports(self, wait_s: float) -> Data:
         """Return what was reported since the last call; wait if nothing was.

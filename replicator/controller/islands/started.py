@@ -2,18 +2,23 @@
 
 import contextlib
 import json
+import os
 import select
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from replicator.controller.islands.island_process import IslandSettings
+from replicator.controller.islands.island_process import IslandSettings, ProcessGroup
 from replicator.controller.islands.joined import joined_islands
-from replicator.controller.islands.protocol import Report
-from replicator.controller.islands.remote import RemoteIsland
+from replicator.controller.islands.protocol import Island, Report
+from replicator.controller.islands.remote import IslandParent
 from replicator.distributed.child import import_path, pickled, send, started_child
 from replicator.distributed.processes.exits import describe_code
+from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
+from replicator.rpc.security.secret import Secret
 
 _START_S = 300.0
 _PIPE_S = 60.0
@@ -21,14 +26,17 @@ _MODULE = "replicator.controller.islands.island_process"
 
 
 class StartedIsland:
-    """The process of an island, and the pipe to it.
+    """A process of an island, and the pipe to it.
 
     Args:
       devices: Number of its devices.
       share: Number of devices of all islands.
+      group: The group that it is one of, if its island has several.
     """
 
-    def __init__(self, devices: int, share: int) -> None:
+    def __init__(
+        self, devices: int, share: int, group: ProcessGroup | None = None
+    ) -> None:
         self._stack = contextlib.ExitStack()
         self._sending = threading.Lock()  # a recipe goes whole
         self._ending = threading.Lock()  # guards `_how`
@@ -36,7 +44,9 @@ class StartedIsland:
         child = started_child(_MODULE, {"JAX_PLATFORMS": "cpu"}, stderr=2)
         self._process, self._messages = self._stack.enter_context(child)
         folder = str(Path(self._messages.name).parent)
-        settings = IslandSettings(devices=devices, share=share, folder=folder)
+        settings = IslandSettings(
+            devices=devices, share=share, folder=folder, group=group
+        )
         until_s = time.monotonic() + _START_S
         send(self._process, import_path() + pickled(settings), until_s)
 
@@ -82,29 +92,109 @@ class StartedIsland:
             return self._how
 
 
+class StartedGroup:
+    """The processes of an island, which end together.
+
+    Args:
+      devices: Number of devices of each.
+      share: Number of devices of all islands.
+      count: Number of processes.
+    """
+
+    def __init__(self, devices: int, share: int, count: int) -> None:
+        self.processes: list[StartedIsland] = []
+        self._stack = contextlib.ExitStack()
+        self._ending = threading.Lock()  # guards `_how`
+        self._how: str | None = None
+        groups: Sequence[ProcessGroup | None] = [None]
+        if count > 1:
+            folder = tempfile.TemporaryDirectory(prefix="replicator-island-")
+            secret = os.path.join(self._stack.enter_context(folder), "secret")
+            Secret.generate().write(secret)
+            at = f"127.0.0.1:{free_port()}"
+            groups = [
+                ProcessGroup(coordinator=at, secret=secret, count=count, number=number)
+                for number in range(count)
+            ]
+        try:
+            for group in groups:
+                self.processes.append(StartedIsland(devices, share, group))
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def parents(self) -> Sequence[IslandParent]:
+        """The processes, each of which ends all."""
+        if len(self.processes) == 1:
+            return self.processes
+        return [_StartedMember(self, number) for number in range(len(self.processes))]
+
+    def end(self, number: int = 0, wait_s: float = 0.0) -> str:
+        """End all; return which ended by themselves and how, or "".
+
+        Args:
+          number: The process that is ended first.
+          wait_s: How long it may take to end by itself.
+        """
+        with self._ending:
+            if self._how is None:
+                # The others end by themselves where the first process of a group is
+                # gone, with noise: it is the last.
+                rest = [n for n in range(len(self.processes)) if n != number]
+                hows = {number: self.processes[number].end(wait_s)}
+                hows |= {n: self.processes[n].end() for n in reversed(rest)}
+                ends = [
+                    f"process {n}, which {hows[n]}" for n in sorted(hows) if hows[n]
+                ]
+                self._how = f"lost {' and '.join(ends)}" if ends else ""
+                self._stack.close()
+            return self._how
+
+
+class _StartedMember:
+    """A process of an island of several."""
+
+    def __init__(self, group: StartedGroup, number: int) -> None:
+        self._group = group
+        self._number = number
+
+    def send_recipe(self, number: int, recipe: bytes) -> None:
+        """Send a recipe over the pipe."""
+        self._group.processes[self._number].send_recipe(number, recipe)
+
+    def end(self, wait_s: float = 0.0) -> str:
+        """End the island; return how by itself, or "" if this ended it."""
+        return self._group.end(self._number, wait_s)
+
+
 def started_islands(
-    islands: int, devices: int, *, lost_after_s: float, report: Report
-) -> dict[str, RemoteIsland]:
-    """Start islands, each in a process of its own.
+    islands: int, devices: int, processes: int, *, lost_after_s: float, report: Report
+) -> dict[str, Island]:
+    """Start islands, each in processes of its own.
 
     Args:
       islands: Number of islands.
       devices: Number of CPU devices of each.
+      processes: Number of processes of each, which have as many devices each.
       lost_after_s: Silence after which an island is lost.
       report: Called when a value is computed, or cannot be.
 
     Raises:
       LaunchError: One cannot be started.
     """
-    parents: list[StartedIsland] = []
+    groups: list[StartedGroup] = []
     try:
         for _ in range(islands):
-            parents.append(StartedIsland(devices, islands * devices))
-        addresses = [parent.address() for parent in parents]
+            share = islands * devices
+            groups.append(StartedGroup(devices // processes, share, processes))
         return joined_islands(
-            addresses, parents, lost_after_s=lost_after_s, report=report
+            [[each.address() for each in group.processes] for group in groups],
+            [group.parents for group in groups],
+            lost_after_s=lost_after_s,
+            report=report,
         )
     except BaseException:
-        for parent in parents:
-            parent.end()
+        for group in groups:
+            group.end()
         raise
