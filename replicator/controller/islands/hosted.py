@@ -211,7 +211,7 @@ class HostedIsland:
             left.difference_update(values)
             if not left:
                 self._runs.pop(run, None)
-            if error is not None or not kept.isdisjoint(values):
+            if error is not None or not left or not kept.isdisjoint(values):
                 self._news.notify_all()  # others go along with the next
 
     def _take_orders(self, number: int, orders: Data) -> None:
