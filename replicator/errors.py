@@ -34,6 +34,7 @@
     ├── NodeFailedError (RuntimeError)      a node of a running program failed
     ├── RunTimeoutError (TimeoutError)      a program did not end in time
     ├── OpFailedError (RuntimeError)        an op of a dataflow failed
+    │   └── IslandLostError                 its island, or what it made, is gone
     ├── CollectivesError (AssertionError)   a step sends other things than expected
     └── InvarianceError (AssertionError)    the answer depends on the number of replicas
 
@@ -230,6 +231,10 @@ class OpFailedError(ReplicatorError, RuntimeError):
     op = island = line = ""
 
 
+class IslandLostError(OpFailedError):
+    """An op failed with its island, or what is asked for was lost with `island`."""
+
+
 class RunTimeoutError(ReplicatorError, TimeoutError):
     """A program, or the nodes that were waited for, did not end in time."""
 
@@ -246,10 +251,7 @@ class Preempted(SystemExit):
     """The run was asked to stop, and is saved: the program ends with `code`.
 
     Not a `ReplicatorError`: handlers of those go on, and this ends the program.
-
-    Attributes:
-      signal: Name of the signal.
-      step: The last step, which is saved.
+    `signal` is the name of the signal, `step` the last step, which is saved.
     """
 
     def __init__(self, code: int, *, signal: str, step: int) -> None:
@@ -276,11 +278,7 @@ def check_counts(owner: object, *names: str) -> None:
 
 
 def check_whole(name: str, value: object) -> None:
-    """Refuse an argument that is not a whole number, of Python or of NumPy.
-
-    Raises:
-      ArgumentError: It is not.
-    """
+    """Refuse what is no whole number of Python or NumPy, by an `ArgumentError`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         # The environment and command lines bring strings with a number in them.
         meant = int(value) if isinstance(value, str) and value.isdecimal() else 1

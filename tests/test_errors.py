@@ -54,6 +54,7 @@ from replicator.errors import (
     DeviceMemoryError,
     DistributedError,
     InvarianceError,
+    IslandLostError,
     LaunchError,
     NodeFailedError,
     NonFiniteError,
@@ -937,6 +938,24 @@ def read_when_closed():
     ):
         future = pw.put(np.ones(2, np.float32), pw.slice(1))
     return future.result()
+
+
+def on_a_lost_island(use):
+    """Use an op, its slice and a future of an island that was stopped."""
+    with (
+        controller.IslandServer("unix:", devices=jax.devices()[:1]) as server,
+        controller.connect([server.address], lost_after_s=300) as pw,
+    ):
+        ones = np.ones(2, np.float32)
+        op = pw.fn(lambda x: x * 2, pw.slice(1))
+        future = op(ones)
+        future.result()
+        lost = pw.put(ones, op.slice)
+        server.__exit__()
+        with contextlib.suppress(IslandLostError):
+            while True:
+                op(ones).result()
+        return use(pw, op, lost)
 
 
 def sent_to_an_island(send):
@@ -3563,6 +3582,35 @@ ROWS = [
         "it does not at train.py:12 in op: serialization of host_callbacks is not yet "
         "implemented. Use `controller.start`, which takes callbacks, or "
         "`controller.local`.",
+    ),
+    Row(
+        "A negative number of spare islands",
+        lambda: controller.start(spares=-1),
+        ArgumentError,
+        "`spares` must be at least 0, got -1. Use 1.",
+    ),
+    Row(
+        "A future of an island that was lost",
+        lambda: on_a_lost_island(lambda pw, op, lost: op(lost)),
+        IslandLostError,
+        "a future must be on an island that is there, got one that was lost with "
+        "island0, for it was stopped. Compute it again, or from a copy that another "
+        "island has by `pw.copy`.",
+    ),
+    Row(
+        "A slice whose island was lost, and no other has its devices",
+        lambda: on_a_lost_island(lambda pw, op, lost: op(np.ones(2))),
+        IslandLostError,
+        "a slice must have an island, got slice0 (1 on island0), which was lost, for "
+        "it was stopped: no other island has 1 devices of kind cpu for it. Pass "
+        "`spares`, or start again from what was saved.",
+    ),
+    Row(
+        "A slice, when all islands were lost",
+        lambda: on_a_lost_island(lambda pw, op, lost: pw.slice(1)),
+        ArgumentError,
+        "`pw.slice` must have an island, got none: all were lost. Start others, and "
+        "another controller.",
     ),
     Row(
         "A program for an island that is no export",

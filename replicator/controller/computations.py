@@ -15,13 +15,12 @@ from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import OpGroup, variables
-from replicator.controller.tracing.trace import Functions, line_of, op_of
+from replicator.controller.tracing.trace import Functions, line_of, op_of, shape_of
 from replicator.engine.analysis.evaluator import bind, evaluate
 
 
 def computation_of(
     group: OpGroup,
-    eqns: Sequence[core.JaxprEqn],
     *,
     whole: core.ClosedJaxpr,
     functions: Functions,
@@ -34,7 +33,6 @@ def computation_of(
 
     Args:
       group: The group.
-      eqns: Its equations.
       whole: The traced function that they are of.
       functions: The functions that are ops.
       constants: Values that the traced function closes over.
@@ -42,6 +40,7 @@ def computation_of(
       outputs: Values that it must return.
       donated: Positions of inputs whose memory it may take.
     """
+    eqns = group.eqns
     ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
     if group.step is not None:
         run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)
@@ -52,7 +51,7 @@ def computation_of(
             constvars=list(constants),
             invars=list(inputs),
             outvars=list(outputs),
-            eqns=list(eqns),
+            eqns=eqns,
         )
         closed = core.ClosedJaxpr(part, tuple(constants.values()))
         run = functools.partial(_run, closed, group.slice.mesh, functions)
@@ -99,12 +98,6 @@ def asked_specs(
                 if spec is not None and not isinstance(atom, core.Literal):
                     asked.setdefault(atom, spec)
     return asked
-
-
-def shape_of(var: core.Var) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a value."""
-    aval: Any = var.aval
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def alike(

@@ -24,11 +24,12 @@ from replicator.controller.arguments import WEAK, copied, is_placed
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import ClientRecord
-from replicator.controller.islands.protocol import Island, Report
+from replicator.controller.islands.protocol import Island, IslandPool, Report
 from replicator.controller.pipeline.pipeline import Pipeline
 from replicator.controller.pipeline.schedules import Schedule
 from replicator.controller.plan import plan
 from replicator.controller.scheduling.clients import DataflowClient
+from replicator.controller.scheduling.moves import SliceMoves
 from replicator.controller.scheduling.submissions import Submissions
 from replicator.controller.scheduling.timeline import Timeline
 from replicator.controller.slices import (
@@ -54,7 +55,7 @@ class Controller(DataflowClient):
 
     def __init__(
         self,
-        make_islands: Callable[[Report], Mapping[str, Island]],
+        make_islands: Callable[[Report], IslandPool],
         *,
         order: Literal["weight", "fifo"] = "weight",
     ) -> None:
@@ -68,8 +69,10 @@ class Controller(DataflowClient):
         self._functions = weakref.WeakValueDictionary()
         self._slices: MutableMapping[str, Slice] = weakref.WeakValueDictionary()
         submissions = Submissions()
-        self._islands = make_islands(submissions.report)
+        pool = make_islands(submissions.report)
+        self._islands = pool.islands
         submissions.start(self._islands, is_fifo=order == "fifo")
+        self._moves = SliceMoves(pool, self._slices, self._lock, submissions)
         super().__init__(self, submissions, "main", weight=1.0)
 
     def __exit__(
@@ -80,6 +83,7 @@ class Controller(DataflowClient):
     ) -> None:
         """Close it; at once, if it is left by Ctrl-C."""
         if kind is not None and not issubclass(kind, Exception):
+            self._moves.close()
             for island in self._islands.values():
                 island.kill()
         self.close()
@@ -89,6 +93,7 @@ class Controller(DataflowClient):
 
         Results on islands of this process stay readable, and others that were read.
         """
+        self._moves.close()
         if self._submissions.close():
             for island in self._islands.values():
                 island.close()
@@ -265,7 +270,8 @@ class Controller(DataflowClient):
             self._tracing.made = was
         homes = [look.slice and self._slices[look.slice] for look in looks]
         groups = grouped(traced.closed, homes, self._functions, fuse=fuse)
-        planned = plan(
+        make = functools.partial(
+            plan,
             traced.closed,
             groups,
             self._functions,
@@ -275,13 +281,16 @@ class Controller(DataflowClient):
             ],
             islands=self._islands,
         )
+        on = {group.slice for group in groups.groups} | {*homes} - {None}
+        current = functools.partial(self._moves.plan, make, on)
         return Dataflow(
             name,
             traced,
             groups,
-            planned,
+            current(),
             functions=dict(ops_of(groups.eqns, self._functions)),
             signature=signature,
+            current=current,
             run=functools.partial(self._submissions.submit, client),
             look=self.look,
         )
@@ -297,7 +306,7 @@ class Controller(DataflowClient):
             )
 
     def _place(self, asked: Wish) -> tuple[Island, tuple[int, ...]]:
-        islands = list(self._islands.values())
+        islands = self._moves.islands()
         with contextlib.suppress(ArgumentError):
             return place(asked, islands, list(self._slices.values()))
         # Slices that nothing refers to give their memory back.

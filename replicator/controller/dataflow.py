@@ -9,7 +9,7 @@ from replicator.base.types import PyTree
 from replicator.controller.islands.protocol import Drop
 from replicator.controller.scheduling.planned import Plan
 from replicator.controller.tracing.groups import Grouped, variables
-from replicator.controller.tracing.trace import Functions, Traced, op_of
+from replicator.controller.tracing.trace import Functions, Traced, op_of, shape_of
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 from replicator.monitoring.drawing.graph import Graph, GraphEdge, Vertex
@@ -36,11 +36,13 @@ class Dataflow:
         *,
         functions: Functions,
         signature: Any,
+        current: Callable[[Plan], Plan],
         run: Callable[["Dataflow", Sequence[Any]], list[Any]],
         look: Callable[[Sequence[PyTree]], tuple[Sequence[Any], Any]],
     ) -> None:
         self.name = name
-        self.plan = plan
+        self._plan = plan
+        self._current = current
         self._traced = traced
         self._grouped = grouped
         self._functions = functions
@@ -69,13 +71,19 @@ class Dataflow:
         return jax.tree.unflatten(self._traced.out_tree, self._run(self, leaves))
 
     @property
+    def plan(self) -> Plan:
+        """What islands do for it; planned again here, if a slice of it has moved.
+
+        Raises:
+          IslandLostError: A slice of it has no island any more.
+        """
+        self._plan = self._current(self._plan)
+        return self._plan
+
+    @property
     def result_shapes(self) -> list[jax.ShapeDtypeStruct]:
         """Shape and dtype of each result."""
-        avals = self._traced.closed.out_avals
-        return [
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for aval in avals
-        ]
+        return list(map(shape_of, self._traced.closed.jaxpr.outvars))
 
     @property
     def moved_bytes(self) -> int:
@@ -86,13 +94,10 @@ class Dataflow:
         """Return its virtual form: an op a line, by slices."""
         jaxpr = self._traced.closed.jaxpr
         names = {var: f"%in{n}" for n, var in enumerate(jaxpr.invars)}
-        eqns = self._grouped.eqns
         lines = [f"dataflow {self.name}({', '.join(names.values())})"]
         for number, group in enumerate(self._grouped.groups):
-            made = [v for n in group.numbers for v in eqns[n].outvars]
-            names.update({v: f"%{len(names) + n}" for n, v in enumerate(made)})
-            for n in group.numbers:
-                eqn = eqns[n]
+            names.update({v: f"%{len(names) + n}" for n, v in enumerate(group.made)})
+            for eqn in group.eqns:
                 op = op_of(eqn, self._functions)
                 label = op.label if op is not None else eqn.primitive.name
                 taken = ", ".join(names.get(v, "const") for v in variables(eqn.invars))
@@ -113,26 +118,27 @@ class Dataflow:
         return svg_of(lay_out(self._graph()))
 
     def _graph(self) -> Graph:
-        vertices, edges, maker = [], [], {}
-        groups = sorted(self._grouped.groups, key=lambda each: each.slice.name)
-        number_of = {id(group): n for n, group in enumerate(self._grouped.groups)}
-        for group in groups:
-            name = f"{number_of[id(group)]} {' + '.join(group.names)}"
-            line = user_line(self._grouped.eqns[group.numbers[0]])
-            label = f"{group.slice.name} on {group.slice.island}"
-            text = line.rpartition("/")[2]
-            vertices.append(Vertex(name=name, label=label, kind="op", text=text))
-            for number in group.numbers:
-                maker.update(dict.fromkeys(self._grouped.eqns[number].outvars, name))
-        for group in groups:
-            eqns = [self._grouped.eqns[number] for number in group.numbers]
-            taken = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
-            name = f"{number_of[id(group)]} {' + '.join(group.names)}"
-            edges += [
-                GraphEdge(source=maker[v], target=name, argument=v.aval.str_short())
-                for v in taken
-                if v in maker and maker[v] != name
-            ]
+        named = {
+            f"{n} {' + '.join(group.names)}": group
+            for n, group in enumerate(self._grouped.groups)
+        }
+        named = dict(sorted(named.items(), key=lambda each: each[1].slice.name))
+        maker = {var: name for name, group in named.items() for var in group.made}
+        vertices = [
+            Vertex(
+                name=name,
+                label=f"{group.slice.name} on {group.slice.island}",
+                kind="op",
+                text=user_line(group.eqns[0]).rpartition("/")[2],
+            )
+            for name, group in named.items()
+        ]
+        edges = [
+            GraphEdge(source=maker[var], target=name, argument=var.aval.str_short())
+            for name, group in named.items()
+            for var in group.taken
+            if var in maker
+        ]
         return Graph(
             program=self.name,
             vertices=vertices,

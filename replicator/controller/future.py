@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicator.base.types import PyTree
-from replicator.controller.islands.protocol import Island, Key
+from replicator.controller.islands.protocol import Island, Key, lost_with
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError
@@ -129,7 +129,8 @@ class Future(_Operators):
           timeout_s: Seconds to wait at the most.
 
         Raises:
-          OpFailedError: An op that it depends on failed.
+          OpFailedError: An op that it depends on failed; `IslandLostError` if its
+            island was lost, or it with that.
           TimeoutError: It was not computed in time.
           ArgumentError: An op took its memory, or its client or slice is gone.
         """
@@ -163,6 +164,12 @@ class Future(_Operators):
                 "`with` statement."
             )
         self.slice.check_open("a future")
+
+    def _check_usable(self) -> None:
+        """Refuse it as an argument of an op."""
+        self._check()
+        if self._island.why_lost:
+            raise lost_with(self._island)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Wait, and return it as an array of NumPy."""

@@ -5,8 +5,9 @@ from typing import Literal
 
 from replicator.controller.controller import Controller
 from replicator.controller.islands.in_process import local_islands
-from replicator.controller.islands.joined import joined_islands
-from replicator.controller.islands.started import started_islands
+from replicator.controller.islands.joined import JoinedIslands
+from replicator.controller.islands.protocol import IslandPool, Report
+from replicator.controller.islands.started import StartedIslands
 from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -41,7 +42,8 @@ def local(
     if devices is not None:
         check_count("devices", devices)
     return Controller(
-        lambda report: local_islands(islands, devices, report), order=order
+        lambda report: IslandPool(islands=local_islands(islands, devices, report)),
+        order=order,
     )
 
 
@@ -50,6 +52,7 @@ def start(
     islands: int = 1,
     devices: int = 1,
     processes: int = 1,
+    spares: int = 0,
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -59,10 +62,16 @@ def start(
     runs; what those print goes to this process's standard error. None outlives this
     process, however it ends.
 
+    Slices of an island that is lost go on in a spare process, or else in one that is
+    started then. Calls wait for that; what lived on it is lost, and named.
+
     Args:
       islands: Number of islands.
       devices: Number of CPU devices of each.
-      processes: Number of processes of each, over which its devices are divided.
+      processes: Number of processes of each, over which its devices are divided; they
+        are joined by `jax.distributed`.
+      spares: Number of islands more that are kept for those that are lost; one that
+        was taken is replaced.
       lost_after_s: Seconds without a sign of life after which an island is lost.
       order: As of `local`.
 
@@ -83,13 +92,23 @@ def start(
             f"`devices` must divide by `processes`, got {devices} for {processes}. Use "
             f"{devices - devices % processes + processes}."
         )
+    check_count("spares", spares, "Use 1.", least=0)
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    return Controller(
-        lambda report: started_islands(
-            islands, devices, processes, lost_after_s=lost_after_s, report=report
-        ),
-        order=order,
-    )
+
+    def make(report: Report) -> IslandPool:
+        joined = JoinedIslands(lost_after_s=lost_after_s, report=report)
+        share = (islands + spares) * devices
+        started = StartedIslands(devices, processes, share=share, joined=joined)
+        started.start(islands + spares)
+        return IslandPool(
+            islands=joined.islands,
+            spares=list(joined.islands)[islands:],
+            another=started.another,
+            stop=started.stop,
+            listen=joined.listen,
+        )
+
+    return Controller(make, order=order)
 
 
 def connect(
@@ -97,6 +116,7 @@ def connect(
     secret: Secret | None = None,
     *,
     tls: Tls | None = None,
+    spares: Sequence[str | Sequence[str]] = (),
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -105,9 +125,13 @@ def connect(
     Programs go there as `jax.export` has them, so one that calls back into Python is
     refused: `start` and `local` take those.
 
+    Slices of an island that is lost go on on a spare one, or else on another that has
+    devices for them, as `pw.slice` would have them.
+
     Args:
       addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…". An island
-        of several processes, joined by `jax.distributed`, has a list with one of each.
+        of several processes, joined by `jax.distributed`, has a list of theirs.
+      spares: Addresses of islands more, kept for those that are lost.
       secret: Secret of the islands; by default the file beside a Unix socket, or the
         one that the environment points to.
       tls: Files of a client; needed beyond this host.
@@ -125,14 +149,22 @@ def connect(
             "of each `IslandServer`."
         )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    groups = [[each] if isinstance(each, str) else each for each in addresses]
+    all_of_them = [*addresses, *spares]
+    groups = [[each] if isinstance(each, str) else each for each in all_of_them]
     found = [
         [each if ":/" in each else f"grpc://{each}" for each in group]
         for group in groups
     ]
-    return Controller(
-        lambda report: joined_islands(
-            found, lost_after_s=lost_after_s, report=report, secret=secret, tls=tls
-        ),
-        order=order,
-    )
+
+    def make(report: Report) -> IslandPool:
+        joined = JoinedIslands(
+            lost_after_s=lost_after_s, report=report, secret=secret, tls=tls
+        )
+        joined.join(found)
+        return IslandPool(
+            islands=joined.islands,
+            spares=list(joined.islands)[len(addresses) :],
+            listen=joined.listen,
+        )
+
+    return Controller(make, order=order)

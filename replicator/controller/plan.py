@@ -5,7 +5,6 @@ sent as soon as it is dispatched, and received just before they are taken. Order
 positions: all islands execute them in this order, so none waits for what comes later.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from replicator.controller.computations import (
     computation_of,
     of_host,
     reshard,
-    shape_of,
 )
 from replicator.controller.islands.protocol import (
     Call,
@@ -35,7 +33,7 @@ from replicator.controller.orders import Step, behind, with_drops
 from replicator.controller.scheduling.planned import Plan, PlannedValue
 from replicator.controller.slices import Slice
 from replicator.controller.tracing.groups import Grouped, OpGroup, variables
-from replicator.controller.tracing.trace import Functions, OpFunction, op_of
+from replicator.controller.tracing.trace import Functions, OpFunction, op_of, shape_of
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 
@@ -97,6 +95,9 @@ class _Planner:
         self._moved_bytes = 0
         self._slices: dict[str, Slice] = {}
         self._sizes: dict[int, tuple[str, int]] = {}
+        # What results or other computations take.
+        self._needed = set(variables(closed.jaxpr.outvars))
+        self._needed.update(*(group.taken for group in grouped.groups))
         self._computations: dict[Any, Computation] = {}
         self._layouts: dict[Computation, Sequence[SliceLayout]] = {}
 
@@ -115,62 +116,26 @@ class _Planner:
 
     def add_group(self, number: int, group: OpGroup) -> None:
         """Compile a computation; order it, and what brings its operands."""
-        eqns = [self._grouped.eqns[each] for each in group.numbers]
-        made = [var for eqn in eqns for var in eqn.outvars]
-        needed = self._needed_elsewhere(group)
-        outvars = [var for var in made if var in needed]
-        taken = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
-        invars = [v for v in taken if v not in set(made) and v not in self._constants]
-        asked = asked_specs(eqns, self._functions)
+        invars = [var for var in group.taken if var not in self._constants]
+        outvars = [var for var in group.made if var in self._needed]
+        asked = asked_specs(group.eqns, self._functions)
         held = [self._there(v, group, asked.get(v), number) for v in invars]
         donated = tuple(
-            at for at, var in enumerate(invars) if self._is_donated(var, eqns, group)
+            at for at, var in enumerate(invars) if self._is_donated(var, group)
         )
-        for at in donated:
-            taken_from = held[at]
-            self._donated.update(
-                position
-                for position, number_of in self._inputs.items()
-                if isinstance(taken_from, PlannedValue)
-                and number_of == taken_from.number
-            )
-        layouts = [
-            each.layout if isinstance(each, PlannedValue) else None for each in held
-        ]
-        given = dict(zip(invars, layouts, strict=True))
-        key = alike(eqns, self._functions, given, outvars, donated)
-        computation = self._computations.get(key) or computation_of(
-            group,
-            eqns,
-            whole=self._closed,
-            functions=self._functions,
-            constants=self._constants,
-            inputs=given,
-            outputs=outvars,
-            donated=donated,
-        )
-        try:
-            layouts = self._loaded(computation, group.slice.island)
-        except ArgumentError:
-            raise
-        except ValueError as failure:  # of JAX: a sharding that does not divide
-            raise ArgumentError(
-                f"op `{computation.name}` must fit {group.slice}, got: "
-                f"{str(failure).splitlines()[0]} ({computation.line}). Change its "
-                "function, or its specs."
-            ) from failure
-        if key is not None:
-            self._computations[key] = computation
+        taken = {held[at][0] for at in donated}
+        self._donated.update(at for at, n in self._inputs.items() if n in taken)
+        given = {v: layout for v, (_, layout) in zip(invars, held, strict=True)}
+        computation = self._computation(group, given, outvars, donated)
         outputs = [self._next() for _ in outvars]
-        numbers = tuple(
-            each.number if isinstance(each, PlannedValue) else each for each in held
+        call = Call(
+            computation=computation,
+            inputs=tuple(each for each, _ in held),
+            outputs=tuple(outputs),
         )
-        self._order(
-            number,
-            group.slice.island,
-            Call(computation=computation, inputs=numbers, outputs=tuple(outputs)),
-            f"{computation.name} on {_devices(group.slice)}",
-        )
+        text = f"{computation.name} on {_devices(group.slice)}"
+        self._order(number, group.slice.island, call, text)
+        layouts = self._layouts[computation]
         for var, value, layout in zip(outvars, outputs, layouts, strict=True):
             here = PlannedValue(number=value, slice=group.slice, layout=layout)
             self._keep(var, here, at=number)
@@ -190,14 +155,43 @@ class _Planner:
             behind=behind(steps, {held.number for held in outputs}),
             moved_bytes=self._moved_bytes,
             slices=self._slices,
+            homes={name: each.island for name, each in self._slices.items()},
             sizes=self._sizes,
         )
 
-    def _loaded(self, computation: Computation, island: str) -> Sequence[SliceLayout]:
-        """Return the layouts of outputs of a computation, compiled once."""
-        if computation not in self._layouts:
-            self._layouts[computation] = self._islands[island].load(computation)
-        return self._layouts[computation]
+    def _computation(
+        self,
+        group: OpGroup,
+        given: Mapping[core.Var, SliceLayout | None],
+        outvars: Sequence[core.Var],
+        donated: tuple[int, ...],
+    ) -> Computation:
+        """Return the computation of a group, compiled once for calls that are alike."""
+        key = alike(group.eqns, self._functions, given, outvars, donated)
+        if key in self._computations:
+            return self._computations[key]
+        made = computation_of(
+            group,
+            whole=self._closed,
+            functions=self._functions,
+            constants=self._constants,
+            inputs=given,
+            outputs=outvars,
+            donated=donated,
+        )
+        try:
+            self._layouts[made] = self._islands[group.slice.island].load(made)
+        except ArgumentError:
+            raise
+        except ValueError as failure:  # of JAX: a sharding that does not divide
+            raise ArgumentError(
+                f"op `{made.name}` must fit {group.slice}, got: "
+                f"{str(failure).splitlines()[0]} ({made.line}). Change its "
+                "function, or its specs."
+            ) from failure
+        if key is not None:
+            self._computations[key] = made
+        return made
 
     def _result(self, atom: core.Var | core.Literal) -> PlannedValue:
         home = None
@@ -226,30 +220,10 @@ class _Planner:
         size = elements * np.dtype(_bits(var.aval)).itemsize
         self._sizes[held.number] = held.slice.name, size
 
-    def _needed_elsewhere(self, group: OpGroup) -> set[core.Var]:
-        """Return values of all equations that results or other computations take."""
-        needed = set(variables(self._closed.jaxpr.outvars))
-        for other in self._grouped.groups:
-            if other is not group:
-                eqns = (self._grouped.eqns[each] for each in other.numbers)
-                own = {n for n in other.numbers}
-                needed.update(
-                    v
-                    for eqn in eqns
-                    for v in variables(eqn.invars)
-                    if self._maker.get(v) not in own
-                )
-        return needed
-
-    @functools.cached_property
-    def _maker(self) -> dict[core.Var, int]:
-        eqns = enumerate(self._grouped.eqns)
-        return {var: number for number, eqn in eqns for var in eqn.outvars}
-
     def _there(
         self, var: core.Var, group: OpGroup, spec: PartitionSpec | None, number: int
-    ) -> PlannedValue | int:
-        """Return a value on a slice; order what brings it there."""
+    ) -> tuple[int, SliceLayout | None]:
+        """Return number and layout of a value on a slice; order what brings it."""
         slice_, at = group.slice, number - 0.5
         layout = None if spec is None else slice_.layout(spec)
         shape = shape_of(var).shape
@@ -258,17 +232,16 @@ class _Planner:
             return self._put(var, group, layout, at)
         if not here:
             here = [self._moved(var, slice_, layout, at)]
-        if layout is None:
-            return here[0]
-        boxes = layout.boxes(shape)
-        for held in here:
-            if held.layout.boxes(shape) == boxes:
-                return held
-        return self._resharded(var, here[0], layout, at)
+        wanted = here[0].layout if layout is None else layout
+        boxes = wanted.boxes(shape)
+        found = next((h for h in here if h.layout.boxes(shape) == boxes), None)
+        if found is None:
+            found = self._resharded(var, here[0], wanted, at)
+        return found.number, found.layout
 
     def _put(
         self, var: core.Var, group: OpGroup, layout: SliceLayout | None, at: float
-    ) -> PlannedValue | int:
+    ) -> tuple[int, SliceLayout | None]:
         slice_, number = group.slice, self._next()
         if layout is None and group.step is None:
             layout = slice_.layout()
@@ -276,11 +249,10 @@ class _Planner:
         order = Put(output=number, places=slice_.places, layout=layout)
         text = f"put {var.aval.str_short()} on {_devices(slice_)}"
         self._order(at, slice_.island, order, text)
-        if layout is None:
-            return number
-        held = PlannedValue(number=number, slice=slice_, layout=layout)
-        self._keep(var, held, at)
-        return held
+        if layout is not None:
+            held = PlannedValue(number=number, slice=slice_, layout=layout)
+            self._keep(var, held, at)
+        return number, layout
 
     def _moved(
         self, var: core.Var, slice_: Slice, wanted: SliceLayout | None, at: float
@@ -344,11 +316,9 @@ class _Planner:
         self._keep(var, result, at)
         return result
 
-    def _is_donated(
-        self, var: core.Var, eqns: Sequence[core.JaxprEqn], group: OpGroup
-    ) -> bool:
+    def _is_donated(self, var: core.Var, group: OpGroup) -> bool:
         """Return whether an op of a computation takes the memory of a value."""
-        for eqn in eqns:
+        for eqn in group.eqns:
             op = op_of(eqn, self._functions)
             if op is None or not _donates(eqn, var, op):
                 continue

@@ -21,13 +21,13 @@ class SliceDevices(tuple[Device, ...]):
     slice: "Slice"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Slice:
     """Devices of one island, on which functions run; from `pw.slice`.
 
     Attributes:
       name: Its name, "slice0".
-      island: Name of the island.
+      island: Name of the island; of another one, when that was lost.
       places: Numbers of its devices on the island.
       axes: Name and size of each axis of its mesh.
       memory_bytes: Memory of each device that was asked for.

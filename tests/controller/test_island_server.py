@@ -1,6 +1,7 @@
 """Islands that are connected to: what they refuse, and whom."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from replicator.controller.layouts import SliceLayout
 from replicator.errors import ArgumentError, AuthenticationError, ConnectionLostError
 
 ONES = np.ones(2, np.float32)
+LIMIT_S = 60
 LAYOUT = SliceLayout(axes=(("x", 2), ("y", 1)), spec=P(("x", "y"), None))
 SEND = Send(
     input=1, output=2, places=(0, 1), target="island1", sources=(1, 1), targets=(0, 1)
@@ -118,6 +120,15 @@ def test_what_no_controller_sends_is_refused(service):
         service.take("s", 0, [["format", 1]])
     with pytest.raises(ArgumentError, match="an order must be one"):
         service.take("s", 1, [["orders", 0, [["put", "x", 3]]]])
+
+
+def test_a_run_that_keeps_nothing_is_reported_when_it_ended(service):
+    orders = [Put(output=0, places=(0,), layout=None), Drop(values=(0,))]
+    listed = [order_data(each, lambda _: 0) for each in orders]
+    waiting = ThreadPoolExecutor(1).submit(service._of("s").reports, 10 * LIMIT_S)
+    run = ["run", 0, 7, 0, [], [[0, ONES]]]
+    service.take("s", 0, [["orders", 0, listed], run])
+    assert waiting.result(LIMIT_S) == [False, [[7, [0], None]]]
 
 
 def test_the_session_of_another_controller_is_refused(service):

@@ -32,6 +32,7 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.islands.remote import RemoteIsland
 from replicator.controller.islands.wire import joined_parts
 from replicator.controller.layouts import SliceLayout
+from replicator.errors import RpcError
 
 Lost = Callable[[str, BaseException], None]
 
@@ -80,6 +81,12 @@ class GroupIsland:
         self._members: dict[int, RemoteIsland] = {}
         for number in sorted({device.process for device in devices}):
             self._members[number] = make_member(number, self._hear, self._lose)
+
+    @property
+    def why_lost(self) -> str:
+        """How it was lost; "" while it is there."""
+        whys = [member.why_lost for member in self._members.values()]
+        return next(filter(None, whys), "")
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation in all its processes; return its outputs' layouts."""
@@ -136,6 +143,11 @@ class GroupIsland:
         for member in self._members.values():
             member.lose(source, error)
 
+    def meet(self, name: str, address: str) -> None:
+        """Tell it of a process of an island that joined."""
+        for member in self._members.values():
+            member.meet(name, address)
+
     def close(self) -> None:
         """End after the messages so far; none of its processes ends before the others.
 
@@ -190,18 +202,18 @@ class GroupIsland:
                 self._report(run, news, error)
             is_torn &= not self._is_lost
         if is_torn:
-            self._give_up("for an op failed in some of its processes alone")
+            self._give_up("an op failed in some of its processes alone")
 
     def _lose(self, name: str, error: BaseException) -> None:
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True
         if not was_lost:
-            self._give_up("for another of its processes was lost")
+            self._give_up("another of its processes was lost")
             self._tell_lost(name, error)
 
     def _give_up(self, why: str) -> None:
         for member in list(self._members.values()):
-            member.give_up(why)
+            member.give_up(RpcError(why))
 
 
 def _together(calls: Sequence[Callable[[], Any]]) -> list[Any]:

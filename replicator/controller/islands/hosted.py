@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from replicator.base.host.clock import Clock
-from replicator.controller.islands.arrivals import IslandValue, lost_value
 from replicator.controller.islands.exports import computation_from
 from replicator.controller.islands.local import LocalIsland
 from replicator.controller.islands.protocol import (
@@ -26,6 +25,7 @@ from replicator.controller.islands.protocol import (
     ShardReceiver,
     process_name,
 )
+from replicator.controller.islands.waiting.arrivals import IslandValue, lost_value
 from replicator.controller.islands.wire import (
     Data,
     array_data,
@@ -85,9 +85,10 @@ class HostedIsland:
     Args:
       name: Its name there.
       devices: Its devices.
-      peers: Clients of the other islands, by name.
+      peers: Addresses of the other islands, by name.
       session: Token of the controller's session.
       clock: Source of the time.
+      connect: Returns a client of an address.
     """
 
     def __init__(
@@ -95,19 +96,23 @@ class HostedIsland:
         name: str,
         devices: Sequence[IslandDevice],
         *,
-        peers: Mapping[str, Client],
+        peers: Mapping[str, str],
         session: str,
         clock: Clock,
+        connect: Callable[[str], Client],
     ) -> None:
         self.session = session
         self._clock = clock
         self._heard_s = clock.now_s()
-        self._peers = {
-            peer: PeerIsland(client, session) for peer, client in peers.items()
-        }
-        everyone: dict[str, ShardReceiver] = dict(self._peers)
-        self._island = LocalIsland(name, devices, report=self._report, peers=everyone)
-        everyone[process_name(name, self._island.process)] = self._island
+        self._connect = connect
+        self._peers: dict[str, PeerIsland] = {}
+        self._everyone: dict[str, ShardReceiver] = {}
+        self._island = LocalIsland(
+            name, devices, report=self._report, peers=self._everyone
+        )
+        self._everyone[process_name(name, self._island.process)] = self._island
+        for peer, address in peers.items():
+            self._take_peer(peer, address)
         self._computations: dict[int, Computation] = {}
         self._lists: dict[int, OrderList] = {}
         self._next = 0
@@ -196,7 +201,7 @@ class HostedIsland:
             self._news.notify_all()
 
     def give_up(self) -> None:
-        """End an island whose controller is gone; returns at once."""
+        """End an island whose controller is gone, or has to go; returns at once."""
         for name in self._peers:
             error = OpFailedError(f"the controller of {self._island.name} was lost")
             self._island.lose(name, error)
@@ -211,8 +216,10 @@ class HostedIsland:
             left.difference_update(values)
             if not left:
                 self._runs.pop(run, None)
+            # Others go along with the next. That a run ended is what later ones of
+            # this island wait for, though nobody reads what it made.
             if error is not None or not left or not kept.isdisjoint(values):
-                self._news.notify_all()  # others go along with the next
+                self._news.notify_all()
 
     def _take_orders(self, number: int, orders: Data) -> None:
         found = [order_from(each, self._computations) for each in orders]
@@ -234,6 +241,10 @@ class HostedIsland:
         )
         self._island.submit(message)
 
+    def _take_peer(self, name: str, address: str) -> None:
+        peer = PeerIsland(self._connect(str(address)), self.session)
+        self._peers[str(name)] = self._everyone[str(name)] = peer
+
     def _take_drop(self, run: int, value: int) -> None:
         self._island.drop((run, value))
 
@@ -254,6 +265,7 @@ _ITEMS: dict[str, Callable[..., None]] = {
     "run": HostedIsland._take_run,
     "drop": HostedIsland._take_drop,
     "lost": HostedIsland._take_lost,
+    "peer": HostedIsland._take_peer,
     "forget_orders": HostedIsland._forget_orders,
     "forget_computation": HostedIsland._forget_computation,
 }

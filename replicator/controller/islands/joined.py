@@ -11,7 +11,6 @@ import jax
 from replicator.controller.islands.cpu_clients import cpu_client_devices
 from replicator.controller.islands.group import GroupIsland, Lost
 from replicator.controller.islands.protocol import (
-    Island,
     IslandDevice,
     Report,
     process_name,
@@ -23,76 +22,119 @@ from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
 
 
-def joined_islands(
-    addresses: Sequence[Sequence[str]],
-    parents: Sequence[Sequence[IslandParent]] | None = None,
-    *,
-    lost_after_s: float,
-    report: Report,
-    secret: Secret | None = None,
-    tls: Tls | None = None,
-) -> dict[str, Island]:
-    """Join islands, by number: "island0" is at the first addresses.
+class JoinedIslands:
+    """Islands of one session, each with the addresses of the others; more may join.
 
     Args:
-      addresses: Addresses of the processes of each.
-      parents: Their processes, if this one started them.
       lost_after_s: Silence after which an island is lost.
       report: Called when a value is computed, or cannot be.
       secret: Secret of all islands; by default the file beside each socket.
       tls: Files of a client, for islands on other hosts.
 
-    Raises:
-      ArgumentError: One has another version of JAX, or another controller, or more
-        processes than addresses.
+    Attributes:
+      islands: All by name, those that were lost too: "island0" was the first to join.
     """
-    session = secrets.token_hex(8)
-    clients = [
-        [
-            Client(each, timeout_s=None, wait_for_ready=False, secret=secret, tls=tls)
-            for each in group
-        ]
-        for group in addresses
-    ]
-    joined: list[Client] = []
-    try:
-        served = {
-            f"island{n}": _Served.described(
-                group, clients[n], parents[n] if parents else [None] * len(group)
+
+    def __init__(
+        self,
+        *,
+        lost_after_s: float,
+        report: Report,
+        secret: Secret | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        self.islands: dict[str, RemoteIsland | GroupIsland] = {}
+        self._lost_after_s = lost_after_s
+        self._report = report
+        self._secret, self._tls = secret, tls
+        self._session = secrets.token_hex(8)
+        # By island, the addresses of its processes by name.
+        self._addresses: dict[str, dict[str, str]] = {}
+        self._tell_lost: Callable[[str], None] = lambda name: None
+
+    def listen(self, lost: Callable[[str], None]) -> None:
+        """Set what is called with the name of each island that is lost."""
+        self._tell_lost = lost
+
+    def join(
+        self,
+        addresses: Sequence[Sequence[str]],
+        parents: Sequence[Sequence[IslandParent]] | None = None,
+    ) -> None:
+        """Join islands; those that are there are told, before what follows.
+
+        Args:
+          addresses: Addresses of the processes of each.
+          parents: Their processes, if this one started them.
+
+        Raises:
+          ArgumentError: One has another version of JAX, or another controller, or
+            more processes than addresses.
+        """
+        first = len(self.islands)
+        there = [each for each in self.islands.values() if not each.why_lost]
+        clients = [[self._client(each) for each in group] for group in addresses]
+        joined: list[Client] = []
+        try:
+            served = {
+                f"island{n}": _Served.described(
+                    addresses[at], clients[at], parents[at] if parents else ()
+                )
+                for at, n in enumerate(range(first, first + len(addresses)))
+            }
+            names = {name: island.names(name) for name, island in served.items()}
+            known: dict[str, str] = {}
+            for each in there:
+                known |= self._addresses[each.name]
+            for each in names.values():
+                known |= each
+            for name, island in served.items():
+                for number, client in island.clients.items():
+                    self._join(client, name, process_name(name, number), known)
+                    joined.append(client)
+        except BaseException:
+            for client in joined:
+                client.leave(self._session)
+            for client in (each for group in clients for each in group):
+                client.close()
+            raise
+        for each in there:
+            for name, address in (at for more in names.values() for at in more.items()):
+                each.meet(name, address)
+        self._addresses.update(names)
+        make = functools.partial(
+            RemoteIsland, session=self._session, lost_after_s=self._lost_after_s
+        )
+        for number, (name, island) in enumerate(served.items()):
+            # For traces alone, so one that takes another's place has what that had.
+            self.islands[name] = island.made(
+                name, number, make, report=self._report, lost=self._lost
             )
-            for n, group in enumerate(addresses)
-        }
-        known: dict[str, str] = {}
-        for name, island in served.items():
-            known |= island.peers(name)
-        for name, island in served.items():
-            for number, client in island.clients.items():
-                peers = {**known}
-                address = peers.pop(process_name(name, number))
-                if not client.join(session, name, peers, lost_after_s):
-                    raise ArgumentError(
-                        "an island must have one controller at a time, got a second "
-                        f"one at {address}. Close the first, or start another "
-                        "`IslandServer`."
-                    )
-                joined.append(client)
-    except BaseException:
-        for client in joined:
-            client.leave(session)
-        for client in (each for group in clients for each in group):
-            client.close()
-        raise
-    made: dict[str, Island] = {}
 
-    def lost(name: str, error: BaseException) -> None:
-        for other, island in made.items():
-            if other != name:
-                island.lose(name, error)
+    def _join(
+        self, client: Client, island: str, name: str, known: Mapping[str, str]
+    ) -> None:
+        peers = {peer: address for peer, address in known.items() if peer != name}
+        if not client.join(self._session, island, peers, self._lost_after_s):
+            raise ArgumentError(
+                "an island must have one controller at a time, got a second one at "
+                f"{known[name]}. Close the first, or start another `IslandServer`."
+            )
 
-    make = functools.partial(RemoteIsland, session=session, lost_after_s=lost_after_s)
-    for n, (name, island) in enumerate(served.items()):
-        made[name] = island.made(name, n, make, report=report, lost=lost)
-    return made
+    def _client(self, address: str) -> Client:
+        return Client(
+            address,
+            timeout_s=None,
+            wait_for_ready=False,
+            secret=self._secret,
+            tls=self._tls,
+        )
+
+    def _lost(self, name: str, error: BaseException) -> None:
+        for other in list(self.islands.values()):
+            if other.name != name:
+                other.lose(name, error)
+        self._tell_lost(name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +151,7 @@ class _Served:
 
     addresses: Mapping[int, str]
     clients: Mapping[int, Client]
-    parents: Mapping[int, IslandParent | None]
+    parents: Mapping[int, IslandParent]
     platform: str
     kinds: Sequence[tuple[str, int, int]]
 
@@ -118,7 +160,7 @@ class _Served:
         cls,
         addresses: Sequence[str],
         clients: Sequence[Client],
-        parents: Sequence[IslandParent | None],
+        parents: Sequence[IslandParent],
     ) -> "_Served":
         """Ask processes what they have.
 
@@ -144,12 +186,12 @@ class _Served:
         return cls(
             addresses=dict(zip(numbers, addresses, strict=True)),
             clients=dict(zip(numbers, clients, strict=True)),
-            parents=dict(zip(numbers, parents, strict=True)),
+            parents=dict(zip(numbers, parents, strict=False)),  # or none
             platform=abouts[0][0],
             kinds=kinds,
         )
 
-    def peers(self, name: str) -> dict[str, str]:
+    def names(self, name: str) -> dict[str, str]:
         """Return the addresses of its processes by name, for those that send to it."""
         return {process_name(name, n): at for n, at in self.addresses.items()}
 
@@ -161,7 +203,7 @@ class _Served:
         *,
         report: Report,
         lost: Lost,
-    ) -> Island:
+    ) -> RemoteIsland | GroupIsland:
         """Return it as the controller has it, who traces for stand-in devices.
 
         Args:
@@ -184,7 +226,7 @@ class _Served:
                 devices,
                 client=self.clients[process],
                 platform=self.platform,
-                parent=self.parents[process],
+                parent=self.parents.get(process),
                 report=report,
                 lost=lost,
             )

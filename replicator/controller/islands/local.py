@@ -14,7 +14,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future
 from typing import Any
 
 import jax
@@ -23,12 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from replicator.base.mesh import put
 from replicator.base.types import Device
-from replicator.controller.islands.arrivals import (
-    ArrivedShards,
-    IslandValue,
-    first_error,
-    lost_value,
-)
+from replicator.controller.islands.dispatched import DispatchedOp, SliceThread
 from replicator.controller.islands.protocol import (
     Call,
     Computation,
@@ -44,6 +39,12 @@ from replicator.controller.islands.protocol import (
     ShardReceiver,
     process_name,
 )
+from replicator.controller.islands.waiting.arrivals import (
+    ArrivedShards,
+    IslandValue,
+    first_error,
+    lost_value,
+)
 from replicator.controller.layouts import SliceLayout, layout_of
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
@@ -57,11 +58,14 @@ class LocalIsland:
       name: Its name.
       devices: Its devices.
       report: Called when a value is computed, or cannot be.
-      peers: All processes of islands, by name; complete before the first message.
+      peers: All processes of islands, by name; complete before the first message to
+        one.
 
     Attributes:
       process: Number of this process, in the group that has the devices.
     """
+
+    why_lost = ""  # it ends with this process
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class LocalIsland:
         self._arrived = ArrivedShards()
         self._room = threading.Semaphore(MOST_ON_CPU)
         # By devices: ops of a slice end in the order in which they were dispatched.
-        self._waiting: dict[tuple[int, ...], ThreadPoolExecutor] = {}
+        self._waiting: dict[tuple[int, ...], SliceThread] = {}
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -128,7 +132,7 @@ class LocalIsland:
         self._inbox.put(None)
         self._thread.join()
         for waiting in self._waiting.values():
-            waiting.shutdown()
+            waiting.close()
 
     def kill(self) -> None:
         """End at once: nothing of this process can be."""
@@ -220,42 +224,43 @@ class LocalIsland:
         line: str = "",
     ) -> None:
         """Dispatch; another thread waits for the results and reports them."""
-        done: Future[None] = Future()
-        token, arrays = [], [None] * len(outputs)
-        error = first_error(inputs)
+        op = DispatchedOp(run=run, outputs=outputs, inputs=inputs, name=name, line=line)
+        arrays: Sequence[Any] = [None] * len(outputs)
+        op.error = first_error(inputs)
         self._room.acquire()
-        if error is None:
+        if op.error is None:
             try:
-                token, *arrays = dispatch()
+                op.token, *arrays = dispatch()
             except Exception as failure:
-                error = first_error(inputs) or self._failed(name, line, failure)
+                op.error = first_error(inputs) or self._failed(name, line, failure)
         for value, array in zip(outputs, arrays, strict=True):
-            self._values[run, value] = IslandValue(array, done)
-
-        def wait() -> None:
-            found = error
-            try:
-                jax.block_until_ready(token)
-                if found is None:  # reports are in the order of what needs what
-                    concurrent.futures.wait(inputs)
-            except Exception as failure:
-                # An op runs when its inputs are computed: it failed by itself, or one
-                # of them did, and the first that failed is to be named.
-                concurrent.futures.wait(inputs, return_when=FIRST_EXCEPTION)
-                found = first_error(inputs) or self._failed(name, line, failure)
-            self._room.release()
-            self._report(run, outputs, found)
-            if found is None:
-                done.set_result(None)
-            else:
-                done.set_exception(found)
-
+            self._values[run, value] = IslandValue(array, op.done)
+        if op.error is not None:
+            self._settle(op)
+            return
         if places not in self._waiting:
-            self._waiting[places] = ThreadPoolExecutor(1, f"{self.name}-wait")
-        if error is None:
-            self._waiting[places].submit(wait)
+            self._waiting[places] = SliceThread(f"{self.name}-wait", self._settle)
+        self._waiting[places].put(op)
+
+    def _settle(self, op: DispatchedOp) -> None:
+        """Wait until an op is computed, and report it."""
+        found = op.error
+        try:
+            jax.block_until_ready(op.token)
+            if found is None:  # reports are in the order of what needs what
+                for each in op.inputs:
+                    each.exception()
+        except Exception as failure:
+            # An op runs when its inputs are computed: it failed by itself, or one
+            # of them did, and the first that failed is to be named.
+            concurrent.futures.wait(op.inputs, return_when=FIRST_EXCEPTION)
+            found = first_error(op.inputs) or self._failed(op.name, op.line, failure)
+        self._room.release()
+        self._report(op.run, op.outputs, found)
+        if found is None:
+            op.done.set_result(None)
         else:
-            wait()
+            op.done.set_exception(found)
 
     def _failed(self, name: str, line: str, failure: Exception) -> OpFailedError:
         text = str(failure).strip() or type(failure).__name__

@@ -17,6 +17,7 @@ import jax
 
 from replicator.base.types import Device, PyTree
 from replicator.controller.layouts import SliceLayout
+from replicator.errors import IslandLostError
 
 Key = tuple[int, int]
 
@@ -204,10 +205,20 @@ class ShardReceiver(Protocol):
 
 
 class Island(Protocol):
-    """A JAX runtime that executes messages; its makers are the other files here."""
+    """A JAX runtime that executes messages; its makers are the other files here.
+
+    Attributes:
+      name: Its name.
+      devices: Its devices.
+    """
 
     name: str
     devices: Sequence[IslandDevice]
+
+    @property
+    def why_lost(self) -> str:
+        """How it was lost; "" while it is there."""
+        ...
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation; return the layouts of its outputs."""
@@ -236,3 +247,33 @@ class Island(Protocol):
     def kill(self) -> None:
         """End at once what can be ended: after Ctrl-C."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IslandPool:
+    """The islands of a controller, and what takes the place of one that is lost.
+
+    Attributes:
+      islands: All by name, those that were lost too; more may join.
+      spares: Names of those that wait for the loss of another.
+      another: Starts one more, in seconds; None where nothing can.
+      stop: Ends what is being started.
+      listen: Sets what is called with the name of each that is lost.
+    """
+
+    islands: Mapping[str, Island]
+    spares: list[str] = dataclasses.field(default_factory=list)
+    another: Callable[[], Island] | None = None
+    stop: Callable[[], None] = lambda: None
+    listen: Callable[[Callable[[str], None]], None] = lambda lost: None
+
+
+def lost_with(island: Island) -> IslandLostError:
+    """Return the error of a future that lived on an island that was lost."""
+    error = IslandLostError(
+        f"a future must be on an island that is there, got one that was lost with "
+        f"{island.name}, {island.why_lost}. Compute it again, or from a copy that "
+        "another island has by `pw.copy`."
+    )
+    error.island = island.name
+    return error

@@ -30,6 +30,7 @@ from replicator.controller.islands.protocol import (
     IslandMessage,
     Key,
     Report,
+    lost_with,
 )
 from replicator.controller.islands.wire import (
     Data,
@@ -45,9 +46,13 @@ from replicator.controller.layouts import SliceLayout
 from replicator.errors import (
     ArgumentError,
     CallTimeoutError,
-    OpFailedError,
+    DecodeError,
+    EncodeError,
+    IslandLostError,
+    MessageTooLargeError,
     RemoteError,
     RpcError,
+    ServerStoppedError,
 )
 from replicator.rpc.client.client import Client
 
@@ -84,6 +89,9 @@ class RemoteIsland:
       lost_after_s: Silence after which it is lost.
       lost: Called with its name and an error when it is lost.
       parent: Its process, if this one started it.
+
+    Attributes:
+      why_lost: How it was lost; "" while it is there.
     """
 
     def __init__(
@@ -116,8 +124,9 @@ class RemoteIsland:
         # By run, the values that it has not reported, with the names of their ops.
         self._open: dict[int, dict[int, str]] = {}
         self._is_closed = False
-        self._why_lost = ""
+        self.why_lost = ""
         self._lock = threading.Lock()  # guards these two
+        self._losing = threading.Lock()  # who finds it lost waits for who did before
         self._threads = [
             threading.Thread(target=work, name=f"{name}-{what}", daemon=True)
             for what, work in (("send", self._send_all), ("hear", self._hear_all))
@@ -136,7 +145,7 @@ class RemoteIsland:
                 f"a step of `rep.compile` must run on an island of this process, got "
                 f"one on {self.name} at {computation.line}. Use `controller.local`."
             )
-        if self._why_lost:
+        if self.why_lost:
             raise self._failed(computation.name, "")
         devices = [self.devices[at].device for at in computation.places]
         try:
@@ -147,7 +156,7 @@ class RemoteIsland:
     def load_program(
         self, computation: Computation, program: bytes | NotExportableError
     ) -> Sequence[SliceLayout]:
-        """Compile a computation that was exported; return its outputs' layouts."""
+        """Compile what `program` returned; return the layouts of its outputs."""
         number = next(self._numbers)
         if isinstance(program, NotExportableError):
             self._send_recipe(number, computation, program)
@@ -176,6 +185,8 @@ class RemoteIsland:
                 f"`pw` must be open to read what was not read before of {self.name}, "
                 "got one that was closed. Read it inside of its `with` statement."
             )
+        if missing and self.why_lost:
+            raise lost_with(self)
         if missing:
             found = self._called("read", self._session, missing)
             self._read.update(zip(missing, map(array_on_device, found), strict=True))
@@ -189,6 +200,10 @@ class RemoteIsland:
     def lose(self, source: str, error: BaseException) -> None:
         """Fail what would be received of an island that was lost."""
         self._outbox.put(["lost", source, error_data(error)])
+
+    def meet(self, name: str, address: str) -> None:
+        """Tell it of an island that joined, before what is sent there."""
+        self._outbox.put(["peer", name, address])
 
     def close(self) -> None:
         """End after the messages so far."""
@@ -206,23 +221,24 @@ class RemoteIsland:
         """End it at once: after Ctrl-C."""
         if self._parent is not None:
             self._parent.end()
-        self.give_up("for the controller was left")
+        self.give_up(RpcError("the controller was left"))
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, error: Exception) -> None:
         """Give it up: end it, and fail what it has not reported."""
-        with self._lock:
-            if self._why_lost:
+        with self._losing:
+            if self.why_lost:
                 return
-            self._why_lost = why
-        how = self.end(_EXIT_S)
-        self._why_lost = f"which {how}" if how else why
-        self._tell_lost(self.name, self._failed("its transfers", ""))
-        with self._lock:
-            runs = list(self._open)
-        self._fail(runs)
+            # One that is stopped does not exit.
+            how = self.end(0.0 if isinstance(error, CallTimeoutError) else _EXIT_S)
+            with self._lock:
+                self.why_lost = f"which {how}" if how else _text(error)
+            self._tell_lost(self.name, self._failed("its transfers", ""))
+            with self._lock:
+                runs = list(self._open)
+            self._fail(runs)
 
     def end(self, wait_s: float = 0.0) -> str:
-        """End its process; return how it ended by itself, or ""."""
+        """End its process; return how that ended by itself, or ""."""
         self._client.close()
         return "" if self._parent is None else self._parent.end(wait_s)
 
@@ -249,10 +265,11 @@ class RemoteIsland:
         """Make a call, and wait for it; a lost island raises by name."""
         try:
             return self._client.call(method, args)
-        except RemoteError:
+        except (RemoteError, EncodeError, DecodeError, MessageTooLargeError):
             raise
         except RpcError as error:
-            raise self._failed(method, "", _text(error)) from error
+            self.give_up(error)
+            raise self._failed(method, "") from error
 
     def _send_all(self) -> None:
         """Send what is queued, until the end."""
@@ -272,14 +289,14 @@ class RemoteIsland:
         items = items[: items.index(None)] if ended else items
         runs = [each.run for each in items if isinstance(each, IslandMessage)]
         try:
-            if not self._why_lost:
+            if not self.why_lost:
                 data = [part for each in items for part in self._data(each)]
                 self._client.call("take", (self._session, number, data))
                 if ended:
                     self._client.call("leave", (self._session,))
         except Exception as error:  # it is not known what has arrived
-            self.give_up(_text(error))
-        if self._why_lost:
+            self.give_up(error)
+        if self.why_lost:
             self._fail(runs)
         return not ended
 
@@ -300,17 +317,17 @@ class RemoteIsland:
     def _hear_all(self) -> None:
         """Ask for reports, until the end."""
         ended, wait_s = False, self._lost_after_s / _BEATS
-        while not ended and not self._why_lost:
+        while not ended and not self.why_lost:
             try:
                 ended, reports = self._client.call(
                     "reports", (self._session, wait_s), timeout_s=self._lost_after_s
                 )
             except Exception as error:
-                self.give_up(_text(error))
+                self.give_up(error)
                 return
             for run, values, error in reports:
                 with self._lock:
-                    if self._why_lost:  # all that was left was failed, or will be
+                    if self.why_lost:  # all that was left was failed, or will be
                         return
                     left = self._open.get(run, {})
                     for value in values:
@@ -318,6 +335,8 @@ class RemoteIsland:
                     if not left:
                         self._open.pop(run, None)
                 self._report(run, values, error_from(error))
+        if not self._is_closed:
+            self.give_up(ServerStoppedError("it was stopped"))
 
     def _fail(self, runs: Sequence[int]) -> None:
         for run in runs:
@@ -326,9 +345,9 @@ class RemoteIsland:
             for value, name in left.items():
                 self._report(run, [value], self._failed(name, f" in run {run}"))
 
-    def _failed(self, name: str, where: str, why: str = "") -> OpFailedError:
-        why = self._why_lost or why
-        error = OpFailedError(f"op `{name}` failed{where}: {self.name} was lost, {why}")
+    def _failed(self, name: str, where: str) -> IslandLostError:
+        lost = f"{self.name} was lost, {self.why_lost}"
+        error = IslandLostError(f"op `{name}` failed{where}: {lost}")
         error.op, error.island = name, self.name
         return error
 

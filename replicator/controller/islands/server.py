@@ -72,12 +72,12 @@ _SHARDS = ArgumentRule(
     ),
 )
 _ERROR = ArgumentRule(
-    "four texts, or None",
+    "five texts, or None",
     lambda value: (
         value is None
         or (
             _is_list(value)
-            and len(value) == 4
+            and len(value) == 5
             and all(map(text(1 << 16).is_right, value))
         )
     ),
@@ -150,14 +150,13 @@ class IslandService:
                     return False
                 former.give_up()
             self._silence_s = lost_after_s
-            clients = {
-                str(peer): Client(
-                    str(address), timeout_s=None, wait_for_ready=False, **self._options
-                )
-                for peer, address in peers.items()
-            }
             self._hosted = HostedIsland(
-                name, self._devices, peers=clients, session=session, clock=self._clock
+                name,
+                self._devices,
+                peers=peers,
+                session=session,
+                clock=self._clock,
+                connect=self._connected,
             )
             return True
 
@@ -219,9 +218,18 @@ class IslandService:
         """End the island after the messages so far."""
         self._of(session).close()
 
+    def give_up(self) -> None:
+        """End the island, whether its controller has left or not; returns at once."""
+        with self._joining:
+            if self._hosted is not None:
+                self._hosted.give_up()
+
     def take_recipe(self, number: int, recipe: bytes) -> None:
         """Take a recipe, of the process that started this one."""
         self._recipe(number).set_result(recipe)
+
+    def _connected(self, address: str) -> Client:
+        return Client(address, timeout_s=None, wait_for_ready=False, **self._options)
 
     def _recipe(self, number: int) -> "Future[bytes]":
         return self._recipes.setdefault(number, Future())
@@ -289,5 +297,6 @@ class IslandServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it."""
+        """Stop it; a controller that has the island loses it."""
+        self._service.give_up()
         self._server.stop()

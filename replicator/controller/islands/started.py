@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replicator.controller.islands.island_process import IslandSettings, ProcessGroup
-from replicator.controller.islands.joined import joined_islands
-from replicator.controller.islands.protocol import Island, Report
+from replicator.controller.islands.joined import JoinedIslands
+from replicator.controller.islands.protocol import Island
 from replicator.controller.islands.remote import IslandParent
 from replicator.distributed.child import import_path, pickled, send, started_child
 from replicator.distributed.processes.exits import describe_code
@@ -72,6 +72,10 @@ class StartedIsland:
         with self._sending:
             until_s = time.monotonic() + _PIPE_S
             send(self._process, pickled((number, recipe)), until_s)
+
+    def stop(self) -> None:
+        """Have it end; returns at once."""
+        self._process.end()
 
     def end(self, wait_s: float = 0.0) -> str:
         """End it; return how it ended by itself, or "" if this ended it.
@@ -168,33 +172,57 @@ class _StartedMember:
         return self._group.end(self._number, wait_s)
 
 
-def started_islands(
-    islands: int, devices: int, processes: int, *, lost_after_s: float, report: Report
-) -> dict[str, Island]:
-    """Start islands, each in processes of its own.
+class StartedIslands:
+    """Starts processes of this host, as islands of a session.
 
     Args:
-      islands: Number of islands.
       devices: Number of CPU devices of each.
-      processes: Number of processes of each, which have as many devices each.
-      lost_after_s: Silence after which an island is lost.
-      report: Called when a value is computed, or cannot be.
-
-    Raises:
-      LaunchError: One cannot be started.
+      processes: Number of processes of each, which share its devices.
+      share: Number of devices of all islands.
+      joined: The session.
     """
-    groups: list[StartedGroup] = []
-    try:
-        for _ in range(islands):
-            share = islands * devices
-            groups.append(StartedGroup(devices // processes, share, processes))
-        return joined_islands(
-            [[each.address() for each in group.processes] for group in groups],
-            [group.parents for group in groups],
-            lost_after_s=lost_after_s,
-            report=report,
-        )
-    except BaseException:
-        for group in groups:
-            group.end()
-        raise
+
+    def __init__(
+        self, devices: int, processes: int, *, share: int, joined: JoinedIslands
+    ) -> None:
+        self._group = devices // processes, share, processes
+        self._joined = joined
+        self._started: list[StartedGroup] = []  # that have not joined
+        self._is_stopped = False
+
+    def start(self, count: int) -> None:
+        """Start islands, and have them join.
+
+        Raises:
+          LaunchError: One cannot be started.
+        """
+        try:
+            for _ in range(count):
+                self._started.append(StartedGroup(*self._group))
+            if self._is_stopped:
+                self.stop()
+            self._joined.join(
+                [[each.address() for each in at.processes] for at in self._started],
+                [at.parents for at in self._started],
+            )
+            self._started = []
+        except BaseException:
+            for started in self._started:
+                started.end()
+            raise
+
+    def another(self) -> Island:
+        """Start one more.
+
+        Raises:
+          LaunchError: It cannot be started.
+        """
+        self.start(1)
+        return next(reversed(self._joined.islands.values()))
+
+    def stop(self) -> None:
+        """End what is being started, in another thread too; returns at once."""
+        self._is_stopped = True
+        for started in list(self._started):
+            for process in started.processes:
+                process.stop()

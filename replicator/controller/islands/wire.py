@@ -24,10 +24,12 @@ from replicator.controller.islands.protocol import (
     Send,
 )
 from replicator.controller.layouts import SliceLayout
-from replicator.errors import ArgumentError, OpFailedError
+from replicator.errors import ArgumentError, IslandLostError, OpFailedError
 
 Data = Any
 """Lists, dictionaries, texts, numbers and arrays."""
+
+_LOST = "lost"
 
 
 def layout_data(layout: SliceLayout | None) -> Data:
@@ -257,19 +259,21 @@ def error_data(error: BaseException | None) -> Data:
     if error is None:
         return None
     found = error if isinstance(error, OpFailedError) else OpFailedError(str(error))
-    return [str(found), found.op, found.island, found.line]
+    kind = _LOST if isinstance(error, IslandLostError) else ""
+    return [str(found), found.op, found.island, found.line, kind]
 
 
 def error_from(data: Data) -> OpFailedError | None:
     """Return the error of data.
 
-    >>> error_from(["no room", "add", "island0", ""]).island
+    >>> error_from(["no room", "add", "island0", "", ""]).island
     'island0'
     """
     if data is None:
         return None
-    error = OpFailedError(str(data[0]))
-    error.op, error.island, error.line = map(str, data[1:4])
+    text, op, island, line, kind = map(str, data)
+    error = IslandLostError(text) if kind == _LOST else OpFailedError(text)
+    error.op, error.island, error.line = op, island, line
     return error
 
 

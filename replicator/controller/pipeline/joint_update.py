@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from replicator.base.types import PyTree
-from replicator.controller.computations import shape_of
+from replicator.controller.tracing.trace import shape_of
 from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
 from replicator.errors import ArgumentError
 

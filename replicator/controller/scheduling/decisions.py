@@ -30,6 +30,8 @@ from replicator.controller.scheduling.events import (
     EndRun,
     ForgetValue,
     FutureDropped,
+    IslandJoined,
+    IslandLost,
     OpEnded,
     PlacedResult,
     QueuedRun,
@@ -88,6 +90,7 @@ class ScheduleState:
         self.is_closing = False
         self.clients: dict[int, _Queue] = {}
         self.started: dict[int, _Started] = {}
+        self.lost: set[str] = set()
         self.values: dict[Key, _Held] = {}
         self.held_bytes: dict[str, int] = {}
         self.now_s = self.op_s = 0.0
@@ -125,6 +128,10 @@ def decide(state: ScheduleState, event: ScheduleEvent) -> list[ScheduleAction]:
             held = state.values.items()
             on_it = [key for key, v in held if v.placed.slice == event.slice]
             actions += _drop(state, on_it)
+        case IslandJoined():
+            state.in_flight[event.island] = 0
+        case IslandLost():
+            _lose(state, event.island)
         case Closing():
             state.is_closing = True
     while True:
@@ -235,9 +242,10 @@ def _op_ended(state: ScheduleState, event: OpEnded) -> list[ScheduleAction]:
         return []
     client = state.clients[started.run.client]
     state.in_flight[event.island] -= 1
-    client.used_s += (event.device_s - started.estimated_s) / client.weight
-    known_s = client.op_s or event.device_s
-    client.op_s = state.op_s = 0.9 * known_s + 0.1 * event.device_s
+    client.used_s += ((event.device_s or 0.0) - started.estimated_s) / client.weight
+    if event.device_s is not None:
+        known_s = client.op_s or event.device_s
+        client.op_s = state.op_s = 0.9 * known_s + 0.1 * event.device_s
     started.left -= 1
     return [] if started.left else _end(state, started.run)
 
@@ -248,7 +256,7 @@ def _end(state: ScheduleState, run: QueuedRun) -> list[ScheduleAction]:
         _add_bytes(state, name, -size)
     for key, placed in run.makes.items():
         state.values[key].is_made = True
-        _add_bytes(state, placed.slice, placed.size_bytes)
+        _add_bytes(state, placed.slice, _bytes_of(state, placed))
     for key in run.takes:
         state.values[key].started -= 1
     for key in run.donates:  # its island forgot it, by the plan
@@ -285,7 +293,7 @@ def _settled(state: ScheduleState, key: Key) -> list[ScheduleAction]:
     held.is_forgotten = True
     if held.is_made and not held.started:
         del state.values[key]
-        _add_bytes(state, placed.slice, -placed.size_bytes)
+        _add_bytes(state, placed.slice, -_bytes_of(state, placed))
     return [] if was_forgotten else [ForgetValue(placed.island, key)]
 
 
@@ -328,7 +336,7 @@ def _stalled(state: ScheduleState) -> list[ScheduleAction]:
     if state.started or not queues:
         return []
     kept = any(
-        held.has_future and held.is_made and held.placed.size_bytes
+        held.has_future and held.is_made and _bytes_of(state, held.placed)
         for held in state.values.values()
     )
     if kept and not state.is_closing:  # the program may drop futures
@@ -336,6 +344,18 @@ def _stalled(state: ScheduleState) -> list[ScheduleAction]:
     queue = max(queues, key=max)
     reason = "closed" if state.is_closing else "memory"
     return _cancel(state, queue[max(queue)], reason)
+
+
+def _lose(state: ScheduleState, island: str) -> None:
+    """Count what lives on an island no more; what is made there later, neither."""
+    for held in state.values.values():
+        if held.placed.island == island and held.is_made:
+            _add_bytes(state, held.placed.slice, -_bytes_of(state, held.placed))
+    state.lost.add(island)
+
+
+def _bytes_of(state: ScheduleState, placed: PlacedResult) -> int:
+    return 0 if placed.island in state.lost else placed.size_bytes
 
 
 def _add_bytes(state: ScheduleState, slice_: str, size: int) -> None:

@@ -54,11 +54,11 @@ class ClientLeft(NamedTuple):
 
 
 class OpEnded(NamedTuple):
-    """An op of a run ended, after so many seconds times devices."""
+    """An op of a run ended, after so many seconds times devices; None: it was lost."""
 
     run: int
     island: str
-    device_s: float
+    device_s: float | None
 
 
 class FutureDropped(NamedTuple):
@@ -71,6 +71,18 @@ class SliceClosed(NamedTuple):
     """A slice was given back: what lives on it is freed."""
 
     slice: str
+
+
+class IslandJoined(NamedTuple):
+    """Runs may have ops on one more island."""
+
+    island: str
+
+
+class IslandLost(NamedTuple):
+    """What lives on an island is gone; its runs end as others do, with errors."""
+
+    island: str
 
 
 class Closing(NamedTuple):
@@ -87,6 +99,8 @@ ScheduleEvent = (
     | OpEnded
     | FutureDropped
     | SliceClosed
+    | IslandJoined
+    | IslandLost
     | Closing
 )
 

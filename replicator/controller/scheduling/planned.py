@@ -58,6 +58,7 @@ class Plan:
       donated: Positions of inputs whose memory an op takes.
       behind: By number of a value, the numbers of results that depend on it.
       slices: Slices that it uses, by name.
+      homes: The island of each, when this was planned.
       sizes: Slice of each value, and its bytes on each device.
       moved_bytes: Bytes that go from slice to slice.
     """
@@ -69,8 +70,14 @@ class Plan:
     donated: frozenset[int]
     behind: Mapping[int, frozenset[int]]
     slices: Mapping[str, Slice]
+    homes: Mapping[str, str]
     sizes: Sizes
     moved_bytes: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no slice has moved since."""
+        return all(self.slices[name].island == at for name, at in self.homes.items())
 
     @functools.cached_property
     def by_island(self) -> dict[str, OrderList]:

@@ -28,7 +28,7 @@ from replicator.controller.scheduling.events import (
     StartRun,
 )
 from replicator.controller.scheduling.timeline import OpTimes
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, IslandLostError
 
 _REMEDIES: Mapping[CancelReason, str] = {
     "left": "a client or slice that left before. Keep it open until results are there",
@@ -84,7 +84,8 @@ class Scheduler:
         called = self._called.get(number)
         op = called.plan.ops.get(values[0]) if called and values else None
         if called is not None and op is not None:
-            device_s = self._times.ended(called, op, values)
+            is_lost = isinstance(error, IslandLostError)
+            device_s = None if is_lost else self._times.ended(called, op, values)
             self._inbox.put(OpEnded(number, op.island, device_s))
         self._runs.report(number, values, error)
 

@@ -19,6 +19,8 @@ from replicator.controller.scheduling.called_run import CalledRun
 from replicator.controller.scheduling.events import (
     ClientJoined,
     ClientLeft,
+    IslandJoined,
+    IslandLost,
     PlacedResult,
     QueuedRun,
     SliceClosed,
@@ -98,6 +100,14 @@ class Submissions:
         """Free what lives on a slice."""
         self._scheduler.put(SliceClosed(given.name))
 
+    def island_joined(self, name: str) -> None:
+        """Take an island that more runs may be sent to."""
+        self._scheduler.put(IslandJoined(name))
+
+    def island_lost(self, name: str) -> None:
+        """Take it that what lives on an island is gone."""
+        self._scheduler.put(IslandLost(name))
+
     def submit(
         self, client: ClientRecord, dataflow: Dataflow, leaves: Sequence[Any]
     ) -> list[Future]:
@@ -134,7 +144,7 @@ class Submissions:
                     )
                 # Another thread may have donated them since they were looked at.
                 for future in futures.values():
-                    future._check()
+                    future._check_usable()
                 queued = _queued(run, called, {future._key for future in donated})
                 self._scheduler.submit(queued, called)
                 for future in donated:
@@ -147,7 +157,7 @@ class Submissions:
             # A result that is an argument, or another result, is the same future.
             if value.number not in futures:
                 futures[value.number] = Future(
-                    island=self._islands[value.slice.island],
+                    island=self._islands[planned.homes[value.slice.name]],
                     key=(run, value.number),
                     drop=self._scheduler.drop,
                     client=client,
@@ -163,12 +173,12 @@ class Submissions:
         if not isinstance(leaf, Future):
             is_weak = getattr(leaf, "weak_type", is_weak)
             return Look(tuple(leaf.shape), leaf.dtype, is_weak, None, None)
-        if leaf._island is not self._islands.get(leaf.slice.island):
+        if leaf._island is not self._islands.get(leaf._island.name):
             raise ArgumentError(
                 f"a future must be of the same `pw`, got one of another, on "
                 f"{leaf.slice}. Pass its `result()`."
             )
-        leaf._check()
+        leaf._check_usable()
         name, layout = leaf.slice.name, leaf._layout
         return Look(leaf.shape, leaf.dtype, leaf._is_weak, name, layout)
 
@@ -205,7 +215,7 @@ def _queued(number: int, called: CalledRun, donated: set[Key]) -> QueuedRun:
     for value in called.results:
         slice_, size = planned.sizes[value]
         counted = size if slice_ in limited else 0
-        island = planned.slices[slice_].island
+        island = planned.homes[slice_]
         makes[number, value] = PlacedResult(
             island=island, slice=slice_, size_bytes=counted
         )

@@ -24,17 +24,29 @@ class OpGroup:
 
     Attributes:
       slice: Where it runs.
-      numbers: Numbers of its equations, once it is complete in their order.
+      eqns: Its equations.
       names: Labels of its ops; of its operations, if it has no op.
       step: A step of `rep.compile`, which is a computation alone.
       waits_for: Values of other slices that it, or what is before it, takes.
     """
 
     slice: Slice
-    numbers: list[int]
+    eqns: list[core.JaxprEqn]
     names: list[str]
     step: StepCall | None
-    waits_for: set[core.Var]
+    waits_for: set[core.Var] = dataclasses.field(default_factory=set)
+
+    @property
+    def made(self) -> list[core.Var]:
+        """Values that it makes."""
+        return [var for eqn in self.eqns for var in eqn.outvars]
+
+    @property
+    def taken(self) -> list[core.Var]:
+        """Values that it takes, and does not make."""
+        used = dict.fromkeys(var for eqn in self.eqns for var in variables(eqn.invars))
+        made = set(self.made)
+        return [var for var in used if var not in made]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,44 +211,37 @@ def _joined(
     groups: dict[_At, OpGroup] = {}
     for leader in sorted(members):
         number, name = leader
-        numbers, op = sorted(members[leader]), ops[number]
-        own = {var for each in numbers for var in eqns[each].outvars}
-        taken = {v for n in numbers for v in variables(eqns[n].invars)} - own
-        before: dict[int, OpGroup] = {}
-        elsewhere: set[core.Var] = set()
-        for var in taken & made_by.keys():
-            at = leaders.get((made_by[var], name))
-            if at is None:
-                elsewhere.add(var)
-            else:
-                before[id(groups[at])] = groups[at]
+        op = ops[number]
         group = OpGroup(
             slice=next(each for each in places[number] if each.name == name),
-            numbers=numbers,
+            eqns=[eqns[each] for each in sorted(members[leader])],
             names=[op.label if op is not None else eqns[number].primitive.name],
             step=op.step if op is not None else None,
-            waits_for=elsewhere.union(*(each.waits_for for each in before.values())),
         )
-        one = next(iter(before.values())) if len(before) == 1 else None
-        if (
-            wanted is not None
-            and one is not None
-            and _may_join(group, one, eqns, wanted)
-        ):
-            one.numbers.extend(numbers)
-            one.names.extend(group.names if op is not None else ())
-            group = one
+        before: set[OpGroup] = set()
+        for var in group.taken:
+            at = leaders.get((made_by[var], name)) if var in made_by else None
+            if at is not None:
+                before.add(groups[at])
+            elif var in made_by:
+                group.waits_for.add(var)
+        group.waits_for.update(*(each.waits_for for each in before))
+        if wanted is not None and len(before) == 1:
+            (one,) = before
+            if _may_join(group, one, wanted):
+                one.eqns.extend(group.eqns)
+                one.names.extend(group.names if op is not None else ())
+                group = one
         groups[leader] = group
     found = list(dict.fromkeys(groups.values()))
+    number_of = {id(eqn): number for number, eqn in enumerate(eqns)}
     for group in found:
-        group.numbers.sort()
+        group.eqns.sort(key=lambda eqn: number_of[id(eqn)])
     return found
 
 
-def _may_join(
-    group: OpGroup, before: OpGroup, eqns: Sequence[core.JaxprEqn], wanted: _Wanted
-) -> bool:
-    made = [var for number in before.numbers for var in eqns[number].outvars]
-    is_awaited = any(set(wanted.get(var, ())) - {group.slice.name} for var in made)
+def _may_join(group: OpGroup, before: OpGroup, wanted: _Wanted) -> bool:
+    others = (set(wanted.get(var, ())) - {group.slice.name} for var in before.made)
+    is_awaited = any(others)
     is_step = group.step is not None or before.step is not None
     return not is_step and not is_awaited and group.waits_for <= before.waits_for

@@ -5,7 +5,7 @@ and `jax.vmap`: an equation of that name is an op. All others are stray operatio
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.extend import core
 from replicator.base.types import PyTree
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
-from replicator.engine.analysis.dataflow import sub_jaxprs
+from replicator.engine.analysis.dataflow import equations, sub_jaxprs
 from replicator.engine.analysis.evaluator import (
     CALLS,
     REMAT,
@@ -85,17 +85,19 @@ def trace(
             "what its ops return."
         )
     if _has_constants(closed) or any(_holds_op(eqn, functions) for eqn in closed.eqns):
-        flat = [
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for aval in closed.in_avals
-        ]
         closed = jax.make_jaxpr(
             lambda *values: list(map(_made, _inlined(closed, values, functions)))
-        )(*flat)
+        )(*map(shape_of, closed.jaxpr.invars))
     for eqn in closed.eqns:
         _check(eqn, functions)
         _check_constants("the dataflow", closed.consts, line_of(eqn, functions))
     return Traced(closed=closed, out_tree=jax.tree.structure(shapes))
+
+
+def shape_of(atom: core.Var | core.Literal) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of a value."""
+    aval: Any = atom.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _has_constants(closed: core.ClosedJaxpr) -> bool:
@@ -117,7 +119,7 @@ def op_of(eqn: core.JaxprEqn, functions: Functions) -> OpFunction | None:
 
 
 def ops_of(
-    eqns: Sequence[core.JaxprEqn], functions: Functions
+    eqns: Iterable[core.JaxprEqn], functions: Functions
 ) -> Iterator[tuple[str, OpFunction]]:
     """Yield the name and function of each equation that is an op."""
     for eqn in eqns:
@@ -137,11 +139,13 @@ def line_of(eqn: core.JaxprEqn, functions: Functions) -> str:
 
 def _holds_op(eqn: core.JaxprEqn, functions: Functions) -> bool:
     """Return whether there is an op inside an equation that is none."""
-    return op_of(eqn, functions) is None and any(
-        op_of(inner, functions) is not None or _holds_op(inner, functions)
-        for jaxpr in sub_jaxprs(eqn)
-        for inner in jaxpr.eqns
-    )
+    return op_of(eqn, functions) is None and any(_inner_ops(eqn, functions))
+
+
+def _inner_ops(eqn: core.JaxprEqn, functions: Functions) -> Iterator[OpFunction]:
+    for jaxpr in sub_jaxprs(eqn):
+        for _, op in ops_of(equations(jaxpr), functions):
+            yield op
 
 
 def _inlined(
@@ -161,20 +165,15 @@ def _inlined(
 
 def _check(eqn: core.JaxprEqn, functions: Functions) -> None:
     function, line = op_of(eqn, functions), line_of(eqn, functions)
-    inner = [each for jaxpr in sub_jaxprs(eqn) for each in jaxpr.eqns]
-    if function is None and not _holds_op(eqn, functions):
-        return
-    for each in inner if function is not None else [eqn]:
-        name = next(iter(_labels(each, functions)), None)
-        if name is not None:
-            is_remat = eqn.primitive.name in REMAT
-            where = "checkpoint" if is_remat else eqn.primitive.name
-            where = function.label if function else where
-            raise ArgumentError(
-                f"op `{name}` must be called by the dataflow itself, got a call inside "
-                f"of `{where}` at {line}. Call it in a Python loop or function, or "
-                f"make `{where}` one op with all of it."
-            )
+    for op in _inner_ops(eqn, functions):
+        is_remat = eqn.primitive.name in REMAT
+        where = "checkpoint" if is_remat else eqn.primitive.name
+        where = function.label if function else where
+        raise ArgumentError(
+            f"op `{op.label}` must be called by the dataflow itself, got a call inside "
+            f"of `{where}` at {line}. Call it in a Python loop or function, or "
+            f"make `{where}` one op with all of it."
+        )
     held = held_program(eqn)
     if held is not None and function is not None:
         _check_constants(f"op `{function.label}`", held.consts, line)
@@ -188,11 +187,3 @@ def _check_constants(what: str, constants: Sequence[Any], line: str) -> None:
             f"{size >> 20} MiB that it closes over, at {line}. Place them once with "
             "`pw.put(arrays, slice)`, and pass what that returns."
         )
-
-
-def _labels(eqn: core.JaxprEqn, functions: Functions) -> list[str]:
-    function = op_of(eqn, functions)
-    if function is not None:
-        return [function.label]
-    inner = [each for jaxpr in sub_jaxprs(eqn) for each in jaxpr.eqns]
-    return [label for each in inner for label in _labels(each, functions)]

@@ -10,6 +10,8 @@ from replicator.controller.scheduling.events import (
     Closing,
     ForgetValue,
     FutureDropped,
+    IslandJoined,
+    IslandLost,
     OpEnded,
     PlacedResult,
     QueuedRun,
@@ -240,3 +242,44 @@ def test_nothing_is_kept_of_runs_that_are_done():
     state = machine.state
     assert (state.values, state.started, state.held_bytes) == ({}, {}, {})
     assert state.in_flight == {"one": 0}
+
+
+def test_what_lived_on_a_lost_island_takes_no_memory_of_its_slice():
+    machine = Machine(islands=("one", "two"))
+    full, _ = machine.call(size=100)
+    machine.end(full)
+    running, actions = machine.call(islands=("two",), size=0)
+    waiting, actions = machine.call(islands=("two",), size=100)
+    assert not started(actions)
+    assert started(machine.tell(IslandLost("one"))) == [waiting[0]]
+    machine.end(running, "two")
+    machine.end(waiting, "two")
+    assert machine.state.held_bytes == {"slice": 100}
+    machine.tell(FutureDropped(full))
+    assert machine.state.held_bytes == {"slice": 100}
+
+
+def test_what_a_lost_island_was_to_make_takes_no_memory_either():
+    machine = Machine()
+    made, _ = machine.call(size=100)
+    machine.tell(IslandLost("one"))
+    machine.end(made, device_s=None)
+    assert not machine.state.held_bytes
+
+
+def test_an_op_that_was_lost_is_no_time_of_its_client():
+    machine = Machine(1)
+    machine.end(machine.call()[0], device_s=2.0)
+    lost, _ = machine.call()
+    machine.end(lost, device_s=None)
+    client = machine.state.clients[0]
+    assert client.used_s == pytest.approx(2.0)
+    assert client.op_s == 2.0
+
+
+def test_runs_start_on_an_island_that_joined():
+    machine = Machine()
+    machine.fill()
+    machine.tell(IslandJoined("two"))
+    key, actions = machine.call(islands=("two",))
+    assert started(actions) == [key[0]]

@@ -1,0 +1,62 @@
+"""What an island dispatched, and the threads that wait until it is computed."""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, slots=True)
+class DispatchedOp:
+    """An op that was dispatched, or could not be.
+
+    Attributes:
+      run: Its run.
+      outputs: Numbers of its results.
+      inputs: End when what it takes is computed.
+      name: Its name, for errors.
+      line: The user's line that called it.
+      token: Arrays of JAX that are there when it is computed.
+      error: Why it could not be dispatched.
+      done: Ends when it is computed, with the error of the op that failed.
+    """
+
+    run: int
+    outputs: Sequence[int]
+    inputs: Sequence[Future[None]]
+    name: str
+    line: str
+    token: Any = ()
+    error: BaseException | None = None
+    done: Future[None] = dataclasses.field(default_factory=Future)
+
+
+class SliceThread:
+    """A thread that waits for the ops of a slice, in the order of their dispatch.
+
+    Args:
+      name: Its name.
+      settle: Waits for an op, and reports it.
+    """
+
+    def __init__(self, name: str, settle: Callable[[DispatchedOp], None]) -> None:
+        self._settle = settle
+        self._queue: queue.SimpleQueue[DispatchedOp | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, op: DispatchedOp) -> None:
+        """Take an op."""
+        self._queue.put(op)
+
+    def close(self) -> None:
+        """End after the ops so far."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (op := self._queue.get()) is not None:
+            self._settle(op)
+            del op  # it would live until the next

@@ -1,0 +1,1 @@
+"""What an island dispatched, and who waits until it is computed."""

@@ -1,0 +1,195 @@
+"""Where slices are: those of an island that is lost go on elsewhere.
+
+An island that is lost stays what it was, for its futures. Its slices move: to a spare
+island, to one that is started then, or to others that have devices for them. With each
+such move the epoch moves. What was planned for where they were is planned again at its
+next call, which waits until they have moved; a plan that was made meanwhile is none.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+
+from replicator.controller.islands.protocol import Island, IslandPool
+from replicator.controller.scheduling.planned import Plan
+from replicator.controller.scheduling.submissions import Submissions
+from replicator.controller.slices import Slice, Wish, place
+from replicator.errors import ArgumentError, IslandLostError, ReplicatorError
+
+
+class SliceMoves:
+    """Moves slices of islands that are lost, in threads of its own.
+
+    Args:
+      pool: The islands.
+      slices: Slices that are open, by name.
+      lock: Guards these, and where each slice is.
+      submissions: Is told of islands.
+    """
+
+    def __init__(
+        self,
+        pool: IslandPool,
+        slices: Mapping[str, Slice],
+        lock: threading.Lock,
+        submissions: Submissions,
+    ) -> None:
+        self._pool = pool
+        self._slices = slices
+        self._submissions = submissions
+        self._num_spares = len(pool.spares)
+        self._moving = threading.Lock()  # one island after the other
+        self._changed = threading.Condition(lock)  # guards the following
+        self._epoch = 0
+        self._threads: dict[str, threading.Thread] = {}  # by island that was lost
+        self._moved: set[str] = set()  # of these, whose slices have moved
+        self._left: dict[str, str] = {}  # slices without an island, and why
+        self._is_closed = False
+        pool.listen(self.lost)
+        for name, island in list(pool.islands.items()):
+            if island.why_lost:
+                self.lost(name)
+
+    def lost(self, name: str) -> None:
+        """Take it that an island is lost; in any thread."""
+        with self._changed:
+            if self._is_closed or name in self._threads:
+                return
+            self._submissions.island_lost(name)
+            thread = threading.Thread(target=self._move_from, args=(name,), daemon=True)
+            self._threads[name] = thread
+            thread.start()
+
+    def islands(self) -> list[Island]:
+        """Return islands that slices may have; the lock is held.
+
+        Raises:
+          ArgumentError: There is none, and none comes.
+        """
+        while not (found := self._usable()):
+            lost = {i.name for i in self._pool.islands.values() if i.why_lost}
+            if lost <= self._moved or self._is_closed:
+                raise ArgumentError(
+                    "`pw.slice` must have an island, got none: all were lost. Start "
+                    "others, and another controller."
+                )
+            self._changed.wait()
+        return found
+
+    def plan(
+        self, make: Callable[[], Plan], on: Collection[Slice], was: Plan | None = None
+    ) -> Plan:
+        """Return a plan for where slices are now; wait for those that move.
+
+        Args:
+          make: Makes a plan.
+          on: All slices of the dataflow.
+          was: A plan that was made before.
+
+        Raises:
+          IslandLostError: A slice has no island any more.
+        """
+        while True:
+            epoch = self._wait(on)
+            if was is not None and was.is_current:
+                return was
+            try:
+                made = make()
+            except IslandLostError:  # while it was planned
+                continue
+            with self._changed:
+                if epoch == self._epoch:
+                    return made
+
+    def close(self) -> None:
+        """Move nothing any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._pool.stop()
+        for thread in self._threads.values():
+            thread.join()
+
+    def _wait(self, on: Collection[Slice]) -> int:
+        """Wait until slices are on islands that are there; return the epoch."""
+        with self._changed:
+            while lost := [each for each in on if self._why_lost(each)]:
+                for each in lost:
+                    if each.name in self._left or self._is_closed:
+                        error = IslandLostError(
+                            f"a slice must have an island, got {each}, which was lost,"
+                            f" {self._why_lost(each)}: "
+                            f"{self._left.get(each.name, '`pw` was closed')}. Pass "
+                            "`spares`, or start again from what was saved."
+                        )
+                        error.island = each.island
+                        raise error
+                self._changed.wait()
+            return self._epoch
+
+    def _why_lost(self, each: Slice) -> str:
+        return self._pool.islands[each.island].why_lost
+
+    def _usable(self) -> list[Island]:
+        islands, spares = list(self._pool.islands.values()), self._pool.spares
+        return [i for i in islands if not i.why_lost and i.name not in spares]
+
+    def _move_from(self, name: str) -> None:
+        with self._moving:
+            was_spare = name in self._pool.spares
+            if was_spare:
+                self._pool.spares.remove(name)
+            found = None if was_spare else self._spare() or self._another()
+            with self._changed:
+                for each in list(self._slices.values()):
+                    if each.island == name:
+                        self._move(each, found)
+                self._moved.add(name)
+                self._epoch += 1
+                self._changed.notify_all()
+            while len(self._pool.spares) < self._num_spares:
+                if (spare := self._another()) is None:
+                    return
+                self._pool.spares.append(spare.name)
+
+    def _spare(self) -> Island | None:
+        while self._pool.spares:
+            spare = self._pool.islands[self._pool.spares.pop(0)]
+            if not spare.why_lost:
+                return spare
+        return None
+
+    def _another(self) -> Island | None:
+        if self._pool.another is None or self._is_closed:
+            return None
+        try:
+            found = self._pool.another()
+        except ReplicatorError as error:
+            if not self._is_closed:
+                logging.getLogger(__name__).warning("%s", error)
+            return None
+        self._submissions.island_joined(found.name)
+        return found
+
+    def _move(self, each: Slice, found: Island | None) -> None:
+        """Move a slice to an island, or to one that has devices for it."""
+        was = self._pool.islands[each.island]
+        kind = was.devices[each.places[0]].kind
+        asked = Wish(
+            count=len(each.places),
+            axes=each.axes,
+            kind=kind,
+            island=None,
+            memory_bytes=each.memory_bytes,
+        )
+        slices = list(self._slices.values())
+        for islands in ([found] if found else [], self._usable()):
+            try:
+                island, each.places = place(asked, islands, slices)
+            except ArgumentError:
+                continue
+            each.island = island.name
+            return
+        self._left[each.name] = (
+            f"no other island has {asked.count} devices of kind {kind} for it"
+        )
