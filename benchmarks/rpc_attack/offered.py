@@ -61,6 +61,8 @@ _TABLE = [("take", _TAKE), ("begin", {"cut": None}), ("statistics", {})]
 _COPY: dict[str, Any] = {"line": "b", "process": 0, "step": 1}
 _OF: dict[str, Any] = {"session": "a"}
 _JOIN: dict[str, Any] = _OF | {"name": "island0", "peers": {}, "lost_after_s": 9.0}
+_DELIVERED: dict[str, Any] = _OF | {"run": 0, "value": 0, "sender": 0}
+_DELIVERED |= {"shards": [[], []], "error": None}
 _INSERT_ALL = _INSERT | {"number": 0, "snapshot": b"", "episodes": [1.0]}
 
 CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -96,7 +98,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("join", _JOIN),
         ("load", _OF | {"number": 0, "about": {}, "program": b""}),
         ("take", _OF | {"number": 0, "items": []}),
-        ("deliver", _OF | {"run": 0, "value": 0, "shards": [[], []], "error": None}),
+        ("deliver", _DELIVERED),
         ("reports", _OF | {"wait_s": 0.0}),
         ("read", _OF | {"keys": []}),
         ("leave", {"session": "another"}),

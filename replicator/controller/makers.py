@@ -51,6 +51,7 @@ def start(
     *,
     islands: int = 1,
     devices: int = 1,
+    processes: int = 1,
     spares: int = 0,
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
@@ -67,7 +68,9 @@ def start(
     Args:
       islands: Number of islands.
       devices: Number of CPU devices of each.
-      spares: Number of processes more that are kept for islands that are lost; one that
+      processes: Number of processes of each, over which its devices are divided; they
+        are joined by `jax.distributed`.
+      spares: Number of islands more that are kept for those that are lost; one that
         was taken is replaced.
       lost_after_s: Seconds without a sign of life after which an island is lost.
       order: As of `local`.
@@ -83,12 +86,19 @@ def start(
     """
     check_count("islands", islands)
     check_count("devices", devices)
+    check_count("processes", processes)
+    if devices % processes:
+        raise ArgumentError(
+            f"`devices` must divide by `processes`, got {devices} for {processes}. Use "
+            f"{devices - devices % processes + processes}."
+        )
     check_count("spares", spares, "Use 1.", least=0)
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
 
     def make(report: Report) -> IslandPool:
         joined = JoinedIslands(lost_after_s=lost_after_s, report=report)
-        started = StartedIslands(devices, (islands + spares) * devices, joined)
+        share = (islands + spares) * devices
+        started = StartedIslands(devices, processes, share=share, joined=joined)
         started.start(islands + spares)
         return IslandPool(
             islands=joined.islands,
@@ -102,11 +112,11 @@ def start(
 
 
 def connect(
-    addresses: Sequence[str],
+    addresses: Sequence[str | Sequence[str]],
     secret: Secret | None = None,
     *,
     tls: Tls | None = None,
-    spares: Sequence[str] = (),
+    spares: Sequence[str | Sequence[str]] = (),
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -119,7 +129,8 @@ def connect(
     devices for them, as `pw.slice` would have them.
 
     Args:
-      addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…".
+      addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…". An island
+        of several processes, joined by `jax.distributed`, has a list of theirs.
       spares: Addresses of islands more, kept for those that are lost.
       secret: Secret of the islands; by default the file beside a Unix socket, or the
         one that the environment points to.
@@ -139,7 +150,11 @@ def connect(
         )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
     all_of_them = [*addresses, *spares]
-    found = [each if ":/" in each else f"grpc://{each}" for each in all_of_them]
+    groups = [[each] if isinstance(each, str) else each for each in all_of_them]
+    found = [
+        [each if ":/" in each else f"grpc://{each}" for each in group]
+        for group in groups
+    ]
 
     def make(report: Report) -> IslandPool:
         joined = JoinedIslands(

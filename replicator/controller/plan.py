@@ -5,7 +5,7 @@ sent as soon as it is dispatched, and received just before they are taken. Order
 positions: all islands execute them in this order, so none waits for what comes later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -277,12 +277,14 @@ class _Planner:
             places=home.places,
             target=slice_.island,
             sources=moves.sources,
+            targets=self._processes(slice_, range(len(slice_.places))),
         )
         self._order(made_at, home.island, send, f"send {text}")
         receive = Receive(
             source=home.island,
             output=number,
             places=slice_.places,
+            senders=self._processes(home, moves.sources),
             layout=moves.arrived,
             shape=shape_of(var).shape,
         )
@@ -292,6 +294,11 @@ class _Planner:
             self._keep(var, held, at)
             return held
         return self._resharded(var, held, moves.after, at)
+
+    def _processes(self, slice_: Slice, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Return the numbers of the processes that have devices of a slice."""
+        devices = self._islands[slice_.island].devices
+        return tuple(devices[slice_.places[number]].process for number in numbers)
 
     def _resharded(
         self, var: core.Var, held: PlannedValue, layout: SliceLayout, at: float

@@ -25,6 +25,12 @@ from replicator.errors import ArgumentError, AuthenticationError, ConnectionLost
 ONES = np.ones(2, np.float32)
 LIMIT_S = 60
 LAYOUT = SliceLayout(axes=(("x", 2), ("y", 1)), spec=P(("x", "y"), None))
+SEND = Send(
+    input=1, output=2, places=(0, 1), target="island1", sources=(1, 1), targets=(0, 1)
+)
+RECEIVE = Receive(
+    source="a", output=2, places=(0,), senders=(1,), layout=LAYOUT, shape=(4, 1)
+)
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_an_island_that_is_not_there_is_an_error_at_once():
 
 
 def test_another_version_of_jax_is_refused():
-    about = ["0.0.1", "cpu", [["cpu", 1]]]
+    about = ["0.0.1", "cpu", 0, [["cpu", 1, 0]]]
     with (
         rpc.Server().bind("describe", lambda: about) as server,
         pytest.raises(ArgumentError, match="version of JAX"),
@@ -173,8 +179,8 @@ def test_the_session_of_another_controller_is_refused(service):
     [
         Put(output=1, places=(0, 2), layout=LAYOUT),
         Put(output=1, places=(0,), layout=None),
-        Send(input=1, output=2, places=(0, 1), target="island1", sources=(1, 1)),
-        Receive(source="a", output=2, places=(0,), layout=LAYOUT, shape=(4, 1)),
+        SEND,
+        RECEIVE,
         Drop(values=(3, 4)),
     ],
     ids=lambda order: type(order).__name__,

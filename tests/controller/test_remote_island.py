@@ -92,7 +92,9 @@ def test_an_array_that_was_sent_is_not_kept_and_what_was_not_read_is_refused():
 
 
 def test_a_value_that_is_received_is_none_that_an_island_reports():
-    got = Receive(output=1, places=(0,), source="island1", shape=(2,), layout=LAYOUT)
+    got = Receive(
+        output=1, places=(0,), senders=(0,), source="island1", shape=(2,), layout=LAYOUT
+    )
     assert OrderList(orders=[*PUT.orders, got]).outputs == {0: "put"}
 
 

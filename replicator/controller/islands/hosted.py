@@ -16,7 +16,7 @@ from typing import Any
 
 from replicator.base.host.clock import Clock
 from replicator.controller.islands.exports import computation_from
-from replicator.controller.islands.local import IslandValue, LocalIsland, lost_value
+from replicator.controller.islands.local import LocalIsland
 from replicator.controller.islands.protocol import (
     Computation,
     IslandDevice,
@@ -24,7 +24,9 @@ from replicator.controller.islands.protocol import (
     Key,
     OrderList,
     ShardReceiver,
+    process_name,
 )
+from replicator.controller.islands.waiting.arrivals import IslandValue, lost_value
 from replicator.controller.islands.waiting.asked_reads import AskedReads
 from replicator.controller.islands.wire import (
     Data,
@@ -56,12 +58,14 @@ class PeerIsland:
         # A thread waits while it reads an array; calls themselves do not wait.
         self._sending = ThreadPoolExecutor(1, "island-send")
 
-    def deliver(self, key: Key, shards: IslandValue) -> None:
+    def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
         """Send a value once it is computed, or the error that it ended with."""
         # A later op may be given its memory before it is read here.
         kept = None if shards.array is None else [each.copy() for each in shards.array]
         shards.done.add_done_callback(
-            lambda done: self._sending.submit(self._send, key, kept, done.exception())
+            lambda done: self._sending.submit(
+                self._send, [*key, sender], kept, done.exception()
+            )
         )
 
     def close(self) -> None:
@@ -70,11 +74,11 @@ class PeerIsland:
         self._client.close()
 
     def _send(
-        self, key: Key, shards: Sequence[Any] | None, error: BaseException | None
+        self, what: Data, shards: Sequence[Any] | None, error: BaseException | None
     ) -> None:
         data = None if shards is None or error else shards_data(shards)
         # The controller hears of an island that is gone by itself.
-        self._client.futures.deliver(self._session, *key, data, error_data(error))
+        self._client.futures.deliver(self._session, *what, data, error_data(error))
 
 
 class HostedIsland:
@@ -108,7 +112,7 @@ class HostedIsland:
         self._island = LocalIsland(
             name, devices, report=self._report, peers=self._everyone
         )
-        self._everyone[name] = self._island
+        self._everyone[process_name(name, self._island.process)] = self._island
         for peer, address in peers.items():
             self._take_peer(peer, address)
         self._computations: dict[int, Computation] = {}
@@ -165,7 +169,7 @@ class HostedIsland:
                     )
                 _ITEMS[kind](self, *rest)
 
-    def deliver(self, key: Key, shards: Data, error: Data) -> None:
+    def deliver(self, key: Key, sender: int, shards: Data, error: Data) -> None:
         """Take shards that another island sends, or the error in their place."""
         failure = error_from(error)
         if failure is not None:
@@ -174,7 +178,7 @@ class HostedIsland:
             done: Future[None] = Future()
             done.set_result(None)
             value = IslandValue(shards_from(shards), done)
-        self._island.deliver(key, value)
+        self._island.deliver(key, sender, value)
 
     def reports(self, wait_s: float) -> Data:
         """Return what was reported since the last call; wait if nothing was.

@@ -44,8 +44,14 @@ def local_islands(
 
 def described(device: Device, num_devices: int) -> IslandDevice:
     """Return a device, as one of several that share a host's memory."""
-    stats = device.memory_stats() or {}
+    is_here = device.process_index == device.client.process_index()
+    stats = (device.memory_stats() if is_here else None) or {}
     # Those of CPU share the memory of the host.
     share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // num_devices
     limit = stats.get("bytes_limit") or share
-    return IslandDevice(kind=device.device_kind, memory_bytes=limit, device=device)
+    return IslandDevice(
+        kind=device.device_kind,
+        memory_bytes=limit,
+        device=device,
+        process=device.process_index,
+    )

@@ -17,7 +17,26 @@ from replicator.base.mesh import jax_devices
 from replicator.controller.islands.in_process import described
 from replicator.controller.islands.server import IslandService
 from replicator.distributed.child import received_order
+from replicator.distributed.initialize import initialize
+from replicator.rpc.security.secret import FILE_VARIABLE
 from replicator.rpc.server.server import Server
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessGroup:
+    """The processes of an island that has several, to one of them.
+
+    Attributes:
+      coordinator: Where the first of them listens, on this host.
+      secret: File of the secret by which they know each other.
+      count: Number of processes.
+      number: Number of this one.
+    """
+
+    coordinator: str
+    secret: str
+    count: int
+    number: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +47,13 @@ class IslandSettings:
       devices: Number of its CPU devices.
       share: Number of devices of all islands of this host, which share its memory.
       folder: Private folder of its socket.
+      group: Which other processes have its island, if any.
     """
 
     devices: int
     share: int
     folder: str
+    group: ProcessGroup | None = None
 
 
 def main() -> None:
@@ -43,6 +64,8 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore
     settings: IslandSettings = received_order()
     fake_devices(settings.devices)
+    if settings.group is not None:
+        _join(settings.group)
     devices = [described(device, settings.share) for device in jax_devices()]
     service = IslandService(devices, takes_recipes=True)
     address = f"unix:{os.path.join(settings.folder, 'island')}"
@@ -53,3 +76,13 @@ def main() -> None:
                 service.take_recipe(*received_order())
         except EOFError:
             os._exit(0)  # ops may still run, and nobody wants them
+
+
+def _join(group: ProcessGroup) -> None:
+    """Join the other processes of the island; what the user set stays as it is."""
+    was = os.environ.get(FILE_VARIABLE)
+    os.environ[FILE_VARIABLE] = group.secret
+    initialize(group.coordinator, group.count, group.number)
+    del os.environ[FILE_VARIABLE]
+    if was is not None:
+        os.environ[FILE_VARIABLE] = was

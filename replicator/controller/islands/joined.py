@@ -1,12 +1,20 @@
 """Join islands that are served already to one session of a controller."""
 
+import dataclasses
+import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
 from replicator.controller.islands.cpu_clients import cpu_client_devices
-from replicator.controller.islands.protocol import IslandDevice, Report
+from replicator.controller.islands.group import GroupIsland, Lost
+from replicator.controller.islands.protocol import (
+    IslandDevice,
+    Report,
+    process_name,
+)
 from replicator.controller.islands.remote import IslandParent, RemoteIsland
 from replicator.errors import ArgumentError
 from replicator.rpc.client.client import Client
@@ -35,12 +43,13 @@ class JoinedIslands:
         secret: Secret | None = None,
         tls: Tls | None = None,
     ) -> None:
-        self.islands: dict[str, RemoteIsland] = {}
+        self.islands: dict[str, RemoteIsland | GroupIsland] = {}
         self._lost_after_s = lost_after_s
         self._report = report
         self._secret, self._tls = secret, tls
         self._session = secrets.token_hex(8)
-        self._addresses: dict[str, str] = {}
+        # By island, the addresses of its processes by name.
+        self._addresses: dict[str, dict[str, str]] = {}
         self._tell_lost: Callable[[str], None] = lambda name: None
 
     def listen(self, lost: Callable[[str], None]) -> None:
@@ -48,63 +57,68 @@ class JoinedIslands:
         self._tell_lost = lost
 
     def join(
-        self, addresses: Sequence[str], parents: Sequence[IslandParent] | None = None
+        self,
+        addresses: Sequence[Sequence[str]],
+        parents: Sequence[Sequence[IslandParent]] | None = None,
     ) -> None:
         """Join islands; those that are there are told, before what follows.
 
         Args:
-          addresses: Address of each.
+          addresses: Addresses of the processes of each.
           parents: Their processes, if this one started them.
 
         Raises:
-          ArgumentError: One has another version of JAX, or another controller.
+          ArgumentError: One has another version of JAX, or another controller, or
+            more processes than addresses.
         """
         first = len(self.islands)
-        names = {f"island{n}": at for n, at in enumerate(addresses, first)}
         there = [each for each in self.islands.values() if not each.why_lost]
-        known = {each.name: self._addresses[each.name] for each in there} | names
-        clients = {name: self._client(address) for name, address in names.items()}
+        clients = [[self._client(each) for each in group] for group in addresses]
         joined: list[Client] = []
         try:
-            abouts = [_described(clients[name], names[name]) for name in names]
-            for name, client in clients.items():
-                peers = {peer: known[peer] for peer in known if peer != name}
-                if not client.join(self._session, name, peers, self._lost_after_s):
-                    raise ArgumentError(
-                        "an island must have one controller at a time, got a second "
-                        f"one at {names[name]}. Close the first, or start another "
-                        "`IslandServer`."
-                    )
-                joined.append(client)
+            served = {
+                f"island{n}": _Served.described(
+                    addresses[at], clients[at], parents[at] if parents else ()
+                )
+                for at, n in enumerate(range(first, first + len(addresses)))
+            }
+            names = {name: island.names(name) for name, island in served.items()}
+            known: dict[str, str] = {}
+            for each in there:
+                known |= self._addresses[each.name]
+            for each in names.values():
+                known |= each
+            for name, island in served.items():
+                for number, client in island.clients.items():
+                    self._join(client, name, process_name(name, number), known)
+                    joined.append(client)
         except BaseException:
             for client in joined:
                 client.leave(self._session)
-            for client in clients.values():
+            for client in (each for group in clients for each in group):
                 client.close()
             raise
         for each in there:
-            for name, address in names.items():
+            for name, address in (at for more in names.values() for at in more.items()):
                 each.meet(name, address)
         self._addresses.update(names)
-        for number, (name, client) in enumerate(clients.items()):
-            platform, devices = abouts[number]
+        make = functools.partial(
+            RemoteIsland, session=self._session, lost_after_s=self._lost_after_s
+        )
+        for number, (name, island) in enumerate(served.items()):
             # For traces alone, so one that takes another's place has what that had.
-            stand_ins = cpu_client_devices(number, len(devices))
-            self.islands[name] = RemoteIsland(
-                name,
-                [
-                    IslandDevice(kind=kind, memory_bytes=memory_bytes, device=device)
-                    for (kind, memory_bytes), device in zip(
-                        devices, stand_ins, strict=True
-                    )
-                ],
-                client=client,
-                session=self._session,
-                platform=platform,
-                report=self._report,
-                lost_after_s=self._lost_after_s,
-                lost=self._lost,
-                parent=parents[number] if parents else None,
+            self.islands[name] = island.made(
+                name, number, make, report=self._report, lost=self._lost
+            )
+
+    def _join(
+        self, client: Client, island: str, name: str, known: Mapping[str, str]
+    ) -> None:
+        peers = {peer: address for peer, address in known.items() if peer != name}
+        if not client.join(self._session, island, peers, self._lost_after_s):
+            raise ArgumentError(
+                "an island must have one controller at a time, got a second one at "
+                f"{known[name]}. Close the first, or start another `IslandServer`."
             )
 
     def _client(self, address: str) -> Client:
@@ -123,11 +137,112 @@ class JoinedIslands:
         self._tell_lost(name)
 
 
-def _described(client: Client, address: str) -> tuple[str, list[tuple[str, int]]]:
-    version, platform, devices = client.describe()
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Served:
+    """An island that is served by one process, or by several.
+
+    Attributes:
+      addresses: Address of each process, by its number in the group.
+      clients: Client of each, likewise.
+      parents: The processes themselves, likewise, if this one started them.
+      platform: Of the devices.
+      kinds: Kind, memory and number of the process of each device.
+    """
+
+    addresses: Mapping[int, str]
+    clients: Mapping[int, Client]
+    parents: Mapping[int, IslandParent]
+    platform: str
+    kinds: Sequence[tuple[str, int, int]]
+
+    @classmethod
+    def described(
+        cls,
+        addresses: Sequence[str],
+        clients: Sequence[Client],
+        parents: Sequence[IslandParent],
+    ) -> "_Served":
+        """Ask processes what they have.
+
+        Raises:
+          ArgumentError: One has another version of JAX, or they are not all those of
+            one group.
+        """
+        abouts = [
+            _checked(client.describe(), address)
+            for client, address in zip(clients, addresses, strict=True)
+        ]
+        numbers = [number for _, number, _ in abouts]
+        wanted = sorted({process for _, _, process in abouts[0][2]})
+        if sorted(numbers) != wanted:
+            raise ArgumentError(
+                f"an island must have the addresses of all processes {wanted} of its "
+                f"`jax.distributed` group, got those of {numbers} at "
+                f"{', '.join(addresses)}. Pass a list with one for each."
+            )
+        # Each process knows the memory of its own devices alone.
+        of = dict(zip(numbers, (found for _, _, found in abouts), strict=True))
+        kinds = [of[process][n] for n, (_, _, process) in enumerate(abouts[0][2])]
+        return cls(
+            addresses=dict(zip(numbers, addresses, strict=True)),
+            clients=dict(zip(numbers, clients, strict=True)),
+            parents=dict(zip(numbers, parents, strict=False)),  # or none
+            platform=abouts[0][0],
+            kinds=kinds,
+        )
+
+    def names(self, name: str) -> dict[str, str]:
+        """Return the addresses of its processes by name, for those that send to it."""
+        return {process_name(name, n): at for n, at in self.addresses.items()}
+
+    def made(
+        self,
+        name: str,
+        number: int,
+        make: Callable[..., RemoteIsland],
+        *,
+        report: Report,
+        lost: Lost,
+    ) -> RemoteIsland | GroupIsland:
+        """Return it as the controller has it, who traces for stand-in devices.
+
+        Args:
+          name: Its name.
+          number: Number of the client of the stand-ins.
+          make: Makes the island of one process.
+          report: Called when a value is computed, or cannot be.
+          lost: Called with its name and an error when it is lost.
+        """
+        devices = [
+            IslandDevice(kind=kind, memory_bytes=size, process=process, device=device)
+            for (kind, size, process), device in zip(
+                self.kinds, cpu_client_devices(number, len(self.kinds)), strict=True
+            )
+        ]
+
+        def member(process: int, report: Report, lost: Lost) -> RemoteIsland:
+            return make(
+                name,
+                devices,
+                client=self.clients[process],
+                platform=self.platform,
+                parent=self.parents.get(process),
+                report=report,
+                lost=lost,
+            )
+
+        if len(self.clients) == 1:
+            return member(next(iter(self.clients)), report, lost)
+        return GroupIsland(name, devices, member, report=report, lost=lost)
+
+
+def _checked(
+    about: tuple[Any, ...], address: str
+) -> tuple[str, int, Sequence[tuple[str, int, int]]]:
+    version, platform, number, devices = about
     if version != jax.__version__:
         raise ArgumentError(
             f"an island must have the controller's version of JAX, {jax.__version__}, "
             f"got {version} at {address}. Install the same on both."
         )
-    return platform, [(kind, memory_bytes) for kind, memory_bytes in devices]
+    return platform, number, [tuple(each) for each in devices]

@@ -10,7 +10,6 @@ no circle can form.
 """
 
 import concurrent.futures
-import dataclasses
 import queue
 import threading
 import weakref
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from replicator.base.mesh import put
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import (
     Call,
@@ -36,32 +36,19 @@ from replicator.controller.islands.protocol import (
     Report,
     Send,
     ShardReceiver,
+    process_name,
+)
+from replicator.controller.islands.waiting.arrivals import (
+    ArrivedShards,
+    IslandValue,
+    first_error,
+    lost_value,
 )
 from replicator.controller.islands.waiting.dispatched import DispatchedOp, SliceThread
 from replicator.controller.layouts import SliceLayout, layout_of
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import OpFailedError
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class IslandValue:
-    """An array, or the shards of one, that was dispatched.
-
-    Attributes:
-      array: None if nothing was.
-      done: Ends when it is computed, with the error of the op that failed.
-    """
-
-    array: Any
-    done: Future[None]
-
-
-def lost_value(error: BaseException) -> IslandValue:
-    """Return a value that will never be computed."""
-    done: Future[None] = Future()
-    done.set_exception(error)
-    return IslandValue(None, done)
 
 
 class LocalIsland:
@@ -71,7 +58,11 @@ class LocalIsland:
       name: Its name.
       devices: Its devices.
       report: Called when a value is computed, or cannot be.
-      peers: All islands, by name; complete before the first message to one.
+      peers: All processes of islands, by name; complete before the first message to
+        one.
+
+    Attributes:
+      process: Number of this process, in the group that has the devices.
     """
 
     why_lost = ""  # it ends with this process
@@ -88,15 +79,13 @@ class LocalIsland:
         self.devices = devices
         self._report = report
         self._peers = peers
+        self.process = devices[0].device.client.process_index() if devices else 0
         self._compiled: weakref.WeakKeyDictionary[Computation, Callable[..., Any]]
         self._compiled = weakref.WeakKeyDictionary()
         self._inbox: queue.SimpleQueue[IslandMessage | Key | None] = queue.SimpleQueue()
         self._number = 0
         self._values: dict[Key, IslandValue] = {}
-        self._mail: dict[Key, Future[IslandValue]] = {}
-        self._lost: dict[str, BaseException] = {}
-        self._awaited: tuple[str, Future[IslandValue]] | None = None
-        self._mail_lock = threading.Lock()  # guards these three
+        self._arrived = ArrivedShards()
         self._room = threading.Semaphore(MOST_ON_CPU)
         # By devices: ops of a slice end in the order in which they were dispatched.
         self._waiting: dict[tuple[int, ...], SliceThread] = {}
@@ -122,19 +111,13 @@ class LocalIsland:
         """Take the message with the next number, and return at once."""
         self._inbox.put(message)
 
-    def deliver(self, key: Key, shards: IslandValue) -> None:
-        """Take shards that another island sends."""
-        with self._mail_lock:
-            slot = self._mail.setdefault(key, Future())
-            if not slot.done():
-                slot.set_result(shards)
+    def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
+        """Take shards that a process of another island sends, by its number."""
+        self._arrived.deliver(key, sender, shards)
 
     def lose(self, source: str, error: BaseException) -> None:
         """Fail what would be received of an island that was lost."""
-        with self._mail_lock:
-            self._lost[source] = error
-            if self._awaited is not None and self._awaited[0] == source:
-                self._fail_awaited(error)
+        self._arrived.lose(source, error)
 
     def ask(self, keys: Sequence[Key]) -> None:
         """Nothing is to be prepared: `read` finds values where they are."""
@@ -190,7 +173,8 @@ class LocalIsland:
             error = self._failed(name, "", failure)
             lost = lost_value(error)
             if isinstance(order, Send):
-                self._peers[order.target].deliver((message.run, order.output), lost)
+                for process in set(order.targets):
+                    self._deliver(order, process, (message.run, order.output), lost)
             else:
                 self._values.update({(message.run, n): lost for n in outputs})
             self._report(message.run, outputs, error)
@@ -250,13 +234,13 @@ class LocalIsland:
         """Dispatch; another thread waits for the results and reports them."""
         op = DispatchedOp(run=run, outputs=outputs, inputs=inputs, name=name, line=line)
         arrays: Sequence[Any] = [None] * len(outputs)
-        op.error = _first_error(inputs)
+        op.error = first_error(inputs)
         self._room.acquire()
         if op.error is None:
             try:
                 op.token, *arrays = dispatch()
             except Exception as failure:
-                op.error = _first_error(inputs) or self._failed(name, line, failure)
+                op.error = first_error(inputs) or self._failed(name, line, failure)
         for value, array in zip(outputs, arrays, strict=True):
             self._values[run, value] = IslandValue(array, op.done)
         if op.error is not None:
@@ -278,7 +262,7 @@ class LocalIsland:
             # An op runs when its inputs are computed: it failed by itself, or one
             # of them did, and the first that failed is to be named.
             concurrent.futures.wait(op.inputs, return_when=FIRST_EXCEPTION)
-            found = _first_error(op.inputs) or self._failed(op.name, op.line, failure)
+            found = first_error(op.inputs) or self._failed(op.name, op.line, failure)
         self._room.release()
         self._report(op.run, op.outputs, found)
         if found is None:
@@ -297,30 +281,37 @@ class LocalIsland:
         return error
 
     def _send(self, order: Send, key: Key, sent: Key) -> None:
-        value = self._values[key]
-        shards = None
-        if value.array is not None:
-            held = {each.device: each.data for each in value.array.addressable_shards}
-            devices = self._at(order.places)
-            shards = [held[devices[number]] for number in order.sources]
-            if order.is_kept:
-                # A later run may donate it before these have arrived.
-                places = [SingleDeviceSharding(devices[n]) for n in order.sources]
-                shards = jax.device_put(shards, places, may_alias=False)
-        self._peers[order.target].deliver(sent, IslandValue(shards, value.done))
+        value, devices = self._values[key], self._at(order.places)
+        here = self._here(order.places)
+        for process in dict.fromkeys(order.targets):
+            sources = [
+                source
+                for source, target in zip(order.sources, order.targets, strict=True)
+                if target == process and source in here
+            ]
+            if not sources:  # another process of this island has them
+                continue
+            shards = None
+            if value.array is not None:
+                held = {at.device: at.data for at in value.array.addressable_shards}
+                shards = [held[devices[number]] for number in sources]
+                if order.is_kept:
+                    # A later run may donate it before these have arrived.
+                    places = [SingleDeviceSharding(devices[n]) for n in sources]
+                    shards = jax.device_put(shards, places, may_alias=False)
+            self._deliver(order, process, sent, IslandValue(shards, value.done))
+
+    def _deliver(
+        self, order: Send, process: int, sent: Key, shards: IslandValue
+    ) -> None:
+        peer = self._peers[process_name(order.target, process)]
+        peer.deliver(sent, self.process, shards)
 
     def _receive(self, order: Receive, run: int) -> None:
         key = run, order.output
-        with self._mail_lock:
-            slot = self._mail.setdefault(key, Future())
-            self._awaited = order.source, slot
-            if order.source in self._lost:
-                self._fail_awaited(self._lost[order.source])
-        value = slot.result()
-        with self._mail_lock:
-            del self._mail[key]
-            self._awaited = None
-        error = _first_error([value.done])
+        senders = [order.senders[n] for n in self._here(order.places)]
+        value = self._arrived.take(order.source, key, senders)
+        error = first_error([value.done])
         if error is not None:
             self._report(run, (order.output,), error)
         array = None if value.array is None else self._moved(order, value.array)
@@ -330,16 +321,17 @@ class LocalIsland:
         """Return an array of shards that another island's devices hold."""
         devices = self._at(order.places)
         # To a `Device` of another client JAX copies by way of the host, and waits.
-        places = [SingleDeviceSharding(device) for device in devices]
+        places = [SingleDeviceSharding(devices[n]) for n in self._here(order.places)]
         # Without an alias: the op that takes it may be given its memory.
         moved = jax.device_put(shards, places, may_alias=False)
         sharding = order.layout.sharding(devices)
         return jax.make_array_from_single_device_arrays(order.shape, sharding, moved)
 
-    def _fail_awaited(self, error: BaseException) -> None:
-        assert self._awaited is not None
-        if not (slot := self._awaited[1]).done():
-            slot.set_result(lost_value(error))
+    def _here(self, places: Sequence[int]) -> list[int]:
+        """Return which of some devices are of this process."""
+        return [
+            n for n, at in enumerate(places) if self.devices[at].process == self.process
+        ]
 
     def _at(self, places: Sequence[int]) -> list[Device]:
         return [self.devices[at].device for at in places]
@@ -370,19 +362,18 @@ def _compile(
         out_shardings=shardings,
         donate_argnums=computation.donated,
     )
-    with jax.default_device(devices[0]):
+    here = (
+        each for each in devices if each.process_index == each.client.process_index()
+    )
+    with jax.default_device(next(here)):
         return jitted.lower(*computation.shapes).compile()
 
 
 def _put(value: Any, sharding: jax.sharding.Sharding | None = None) -> list[Any]:
     if sharding is None:
         return [[], value]
+    if not sharding.is_fully_addressable:
+        return [[], put(value, sharding)]
     # An op may be given its memory: that of the caller's array must not be.
     may_alias = not isinstance(value, jax.Array)
     return [[], jax.device_put(value, sharding, may_alias=may_alias)]
-
-
-def _first_error(inputs: Sequence[Future[None]]) -> BaseException | None:
-    """Return the error of an input that has failed."""
-    ended = (each.exception() for each in inputs if each.done())
-    return next((error for error in ended if error is not None), None)

@@ -30,11 +30,13 @@ class IslandDevice:
       kind: Its kind, as JAX names it.
       memory_bytes: Its memory.
       device: The device of JAX.
+      process: Number of the process that has it, in the group of its island.
     """
 
     kind: str
     memory_bytes: int
     device: Device
+    process: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +96,7 @@ class Send:
       places: Numbers of the devices of the value's slice.
       target: Name of the island.
       sources: For each device there, which of the slice's devices has its shard.
+      targets: For each device there, the number of its process.
       is_kept: Whether the value outlives this run.
     """
 
@@ -102,16 +105,27 @@ class Send:
     places: tuple[int, ...]
     target: str
     sources: tuple[int, ...]
+    targets: tuple[int, ...]
     is_kept: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Receive:
-    """Take the shards that an island sent, one for each device of a slice."""
+    """Take the shards that an island sent, one for each device of a slice.
+
+    Attributes:
+      source: Name of the island.
+      output: The value.
+      places: Numbers of the devices of its slice.
+      senders: For each of them, the number of the process that sends its shard.
+      layout: How the value lies on them.
+      shape: Of the whole value.
+    """
 
     source: str
     output: int
     places: tuple[int, ...]
+    senders: tuple[int, ...]
     layout: SliceLayout
     shape: tuple[int, ...]
 
@@ -173,11 +187,20 @@ Report = Callable[[int, Sequence[int], BaseException | None], None]
 """Called with run, values and error when they are computed, or cannot be."""
 
 
-class ShardReceiver(Protocol):
-    """An island, to another one that sends to it."""
+def process_name(island: str, process: int) -> str:
+    """Return the name of a process of an island, for those that send to it.
 
-    def deliver(self, key: Key, shards: Any) -> None:
-        """Take shards that another island sends."""
+    >>> process_name("island0", 0), process_name("island0", 1)
+    ('island0', 'island0.1')
+    """
+    return f"{island}.{process}" if process else island
+
+
+class ShardReceiver(Protocol):
+    """A process of an island, to another one that sends to it."""
+
+    def deliver(self, key: Key, sender: int, shards: Any) -> None:
+        """Take shards that a process of another island sends, by its number."""
         ...
 
 
@@ -187,12 +210,15 @@ class Island(Protocol):
     Attributes:
       name: Its name.
       devices: Its devices.
-      why_lost: How it was lost; "" while it is there.
     """
 
     name: str
     devices: Sequence[IslandDevice]
-    why_lost: str
+
+    @property
+    def why_lost(self) -> str:
+        """How it was lost; "" while it is there."""
+        ...
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation; return the layouts of its outputs."""

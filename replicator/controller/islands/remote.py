@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 
 from replicator.controller.islands.exports import (
     NotExportableError,
@@ -35,7 +34,7 @@ from replicator.controller.islands.protocol import (
 )
 from replicator.controller.islands.wire import (
     Data,
-    array_from,
+    array_on_device,
     error_data,
     error_from,
     keys_data,
@@ -139,6 +138,10 @@ class RemoteIsland:
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation there; return the layouts of its outputs."""
+        return self.load_program(computation, self.program(computation))
+
+    def program(self, computation: Computation) -> bytes | NotExportableError:
+        """Return a computation as it is sent, or why it must be a recipe."""
         if computation.is_eager:
             raise ArgumentError(
                 f"a step of `rep.compile` must run on an island of this process, got "
@@ -146,13 +149,20 @@ class RemoteIsland:
             )
         if self.why_lost:
             raise self._failed(computation.name, "")
-        number = next(self._numbers)
         devices = [self.devices[at].device for at in computation.places]
         try:
-            program = exported(computation, devices, self._platform)
+            return exported(computation, devices, self._platform)
         except NotExportableError as error:
+            return error
+
+    def load_program(
+        self, computation: Computation, program: bytes | NotExportableError
+    ) -> Sequence[SliceLayout]:
+        """Compile what `program` returned; return the layouts of its outputs."""
+        number = next(self._numbers)
+        if isinstance(program, NotExportableError):
+            self._send_recipe(number, computation, program)
             program = b""
-            self._send_recipe(number, computation, error)
         about = computation_data(computation)
         found = self._called("load", self._session, number, about, program)
         self._known[computation] = number
@@ -194,8 +204,7 @@ class RemoteIsland:
             raise lost_with(self)
         if missing:
             found = self._called("read", self._session, missing)
-            arrays = (jnp.asarray(array_from(each)) for each in found)
-            self._read.update(zip(missing, arrays, strict=True))
+            self._read.update(zip(missing, map(array_on_device, found), strict=True))
         return [self._read[key] for key in keys]
 
     def drop(self, key: Key) -> None:
@@ -215,19 +224,38 @@ class RemoteIsland:
 
     def close(self) -> None:
         """End after the messages so far."""
+        self.leave()
+        self.end()
+
+    def leave(self) -> None:
+        """Have the island end after the messages so far; its process stays."""
         self._is_closed = True
         self._outbox.put(None)
         for thread in self._threads:
             thread.join()
-        self._end()
 
     def kill(self) -> None:
         """End it at once: after Ctrl-C."""
         if self._parent is not None:
             self._parent.end()
-        self._lose(RpcError("the controller was left"))
+        self.give_up(RpcError("the controller was left"))
 
-    def _end(self, wait_s: float = 0.0) -> str:
+    def give_up(self, error: Exception) -> None:
+        """Give it up: end it, and fail what it has not reported."""
+        with self._losing:
+            if self.why_lost:
+                return
+            # One that is stopped does not exit.
+            how = self.end(0.0 if isinstance(error, CallTimeoutError) else _EXIT_S)
+            with self._lock:
+                self.why_lost = f"which {how}" if how else _text(error)
+            self._tell_lost(self.name, self._failed("its transfers", ""))
+            with self._lock:
+                runs = list(self._open)
+            self._fail(runs)
+
+    def end(self, wait_s: float = 0.0) -> str:
+        """End its process; return how that ended by itself, or ""."""
         self._client.close()
         return "" if self._parent is None else self._parent.end(wait_s)
 
@@ -257,7 +285,7 @@ class RemoteIsland:
         except (RemoteError, EncodeError, DecodeError, MessageTooLargeError):
             raise
         except RpcError as error:
-            self._lose(error)
+            self.give_up(error)
             raise self._failed(method, "") from error
 
     def _send_all(self) -> None:
@@ -284,7 +312,7 @@ class RemoteIsland:
                 if ended:
                     self._client.call("leave", (self._session,))
         except Exception as error:  # it is not known what has arrived
-            self._lose(error)
+            self.give_up(error)
         if self.why_lost:
             self._fail(runs)
         return not ended
@@ -312,7 +340,7 @@ class RemoteIsland:
                     "reports", (self._session, wait_s), timeout_s=self._lost_after_s
                 )
             except Exception as error:
-                self._lose(error)
+                self.give_up(error)
                 return
             for keys, arrays in answers:
                 self._came([tuple(key) for key in keys], arrays)
@@ -327,27 +355,13 @@ class RemoteIsland:
                         self._open.pop(run, None)
                 self._report(run, values, error_from(error))
         if not self._is_closed:
-            self._lose(ServerStoppedError("it was stopped"))
+            self.give_up(ServerStoppedError("it was stopped"))
 
     def _came(self, keys: Sequence[Key], arrays: Sequence[Data]) -> None:
         with self._lock:
             for key, data in zip(keys, arrays, strict=True):
                 if key in self._asked:  # not dropped meanwhile
                     self._asked[key] = data
-
-    def _lose(self, error: Exception) -> None:
-        """Give it up: end it, and fail what it has not reported."""
-        with self._losing:
-            if self.why_lost:
-                return
-            # One that is stopped does not exit.
-            how = self._end(0.0 if isinstance(error, CallTimeoutError) else _EXIT_S)
-            with self._lock:
-                self.why_lost = f"which {how}" if how else _text(error)
-            self._tell_lost(self.name, self._failed("its transfers", ""))
-            with self._lock:
-                runs = list(self._open)
-            self._fail(runs)
 
     def _fail(self, runs: Sequence[int]) -> None:
         for run in runs:

@@ -29,6 +29,7 @@ from replicator.controller.islands.hosted import HostedIsland
 from replicator.controller.islands.in_process import described
 from replicator.controller.islands.protocol import IslandDevice
 from replicator.controller.islands.wire import Data
+from replicator.distributed.jax_group import accept_jax_group
 from replicator.errors import ArgumentError
 from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
@@ -117,10 +118,18 @@ class IslandService:
 
     @accepts()
     def describe(self) -> Data:
-        """Return the version of JAX here, the platform, and kind and memory of each."""
-        platform = self._devices[0].device.platform
-        devices = [[each.kind, each.memory_bytes] for each in self._devices]
-        return [jax.__version__, platform, devices]
+        """Return what a controller must know of this process and of its devices.
+
+        Returns:
+          The version of JAX, the platform, the number of this process in its group, and
+          kind, memory and number of the process of each device.
+        """
+        device = self._devices[0].device
+        devices = [
+            [each.kind, each.memory_bytes, each.process] for each in self._devices
+        ]
+        number = device.client.process_index()
+        return [jax.__version__, device.platform, number, devices]
 
     @accepts(session=text(), name=text(), peers=_ADDRESSES, lost_after_s=seconds())
     def join(
@@ -180,12 +189,19 @@ class IslandService:
         """Take the next message of the sequence."""
         self._of(session).take(number, items)
 
-    @accepts(session=text(), run=whole(), value=whole(), shards=_SHARDS, error=_ERROR)
+    @accepts(
+        session=text(),
+        run=whole(),
+        value=whole(),
+        sender=whole(),
+        shards=_SHARDS,
+        error=_ERROR,
+    )
     def deliver(
-        self, session: str, run: int, value: int, shards: Data, error: Data
+        self, session: str, run: int, value: int, sender: int, shards: Data, error: Data
     ) -> None:
-        """Take shards that another island sends, or the error in their place."""
-        self._of(session).deliver((run, value), shards, error)
+        """Take shards that a process of another island sends, or the error instead."""
+        self._of(session).deliver((run, value), sender, shards, error)
 
     @accepts(session=text(), wait_s=seconds())
     def reports(self, session: str, wait_s: float) -> Data:
@@ -258,6 +274,7 @@ class IslandServer:
         secret: Secret | None = None,
         tls: Tls | None = None,
     ) -> None:
+        accept_jax_group()  # before JAX starts: it sets what keeps CPUs from hanging
         found = jax_devices() if devices is None else list(devices)
         about = [described(device, len(found)) for device in found]
         self._service = IslandService(about, secret=secret, tls=tls)

@@ -2,17 +2,23 @@
 
 import contextlib
 import json
+import os
 import select
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from replicator.controller.islands.island_process import IslandSettings
+from replicator.controller.islands.island_process import IslandSettings, ProcessGroup
 from replicator.controller.islands.joined import JoinedIslands
-from replicator.controller.islands.remote import RemoteIsland
+from replicator.controller.islands.protocol import Island
+from replicator.controller.islands.remote import IslandParent
 from replicator.distributed.child import import_path, pickled, send, started_child
 from replicator.distributed.processes.exits import describe_code
+from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
+from replicator.rpc.security.secret import Secret
 
 _START_S = 300.0
 _PIPE_S = 60.0
@@ -20,14 +26,17 @@ _MODULE = "replicator.controller.islands.island_process"
 
 
 class StartedIsland:
-    """The process of an island, and the pipe to it.
+    """A process of an island, and the pipe to it.
 
     Args:
       devices: Number of its devices.
       share: Number of devices of all islands.
+      group: The group that it is one of, if its island has several.
     """
 
-    def __init__(self, devices: int, share: int) -> None:
+    def __init__(
+        self, devices: int, share: int, group: ProcessGroup | None = None
+    ) -> None:
         self._stack = contextlib.ExitStack()
         self._sending = threading.Lock()  # a recipe goes whole
         self._ending = threading.Lock()  # guards `_how`
@@ -35,7 +44,9 @@ class StartedIsland:
         child = started_child(_MODULE, {"JAX_PLATFORMS": "cpu"}, stderr=2)
         self._process, self._messages = self._stack.enter_context(child)
         folder = str(Path(self._messages.name).parent)
-        settings = IslandSettings(devices=devices, share=share, folder=folder)
+        settings = IslandSettings(
+            devices=devices, share=share, folder=folder, group=group
+        )
         until_s = time.monotonic() + _START_S
         send(self._process, import_path() + pickled(settings), until_s)
 
@@ -85,20 +96,98 @@ class StartedIsland:
             return self._how
 
 
+class StartedGroup:
+    """The processes of an island, which end together.
+
+    Args:
+      devices: Number of devices of each.
+      share: Number of devices of all islands.
+      count: Number of processes.
+    """
+
+    def __init__(self, devices: int, share: int, count: int) -> None:
+        self.processes: list[StartedIsland] = []
+        self._stack = contextlib.ExitStack()
+        self._ending = threading.Lock()  # guards `_how`
+        self._how: str | None = None
+        groups: Sequence[ProcessGroup | None] = [None]
+        if count > 1:
+            folder = tempfile.TemporaryDirectory(prefix="replicator-island-")
+            secret = os.path.join(self._stack.enter_context(folder), "secret")
+            Secret.generate().write(secret)
+            at = f"127.0.0.1:{free_port()}"
+            groups = [
+                ProcessGroup(coordinator=at, secret=secret, count=count, number=number)
+                for number in range(count)
+            ]
+        try:
+            for group in groups:
+                self.processes.append(StartedIsland(devices, share, group))
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def parents(self) -> Sequence[IslandParent]:
+        """The processes, each of which ends all."""
+        if len(self.processes) == 1:
+            return self.processes
+        return [_StartedMember(self, number) for number in range(len(self.processes))]
+
+    def end(self, number: int = 0, wait_s: float = 0.0) -> str:
+        """End all; return which ended by themselves and how, or "".
+
+        Args:
+          number: The process that is ended first.
+          wait_s: How long it may take to end by itself.
+        """
+        with self._ending:
+            if self._how is None:
+                # The others end by themselves where the first process of a group is
+                # gone, with noise: it is the last.
+                rest = [n for n in range(len(self.processes)) if n != number]
+                hows = {number: self.processes[number].end(wait_s)}
+                hows |= {n: self.processes[n].end() for n in reversed(rest)}
+                ends = [
+                    f"process {n}, which {hows[n]}" for n in sorted(hows) if hows[n]
+                ]
+                self._how = f"lost {' and '.join(ends)}" if ends else ""
+                self._stack.close()
+            return self._how
+
+
+class _StartedMember:
+    """A process of an island of several."""
+
+    def __init__(self, group: StartedGroup, number: int) -> None:
+        self._group = group
+        self._number = number
+
+    def send_recipe(self, number: int, recipe: bytes) -> None:
+        """Send a recipe over the pipe."""
+        self._group.processes[self._number].send_recipe(number, recipe)
+
+    def end(self, wait_s: float = 0.0) -> str:
+        """End the island; return how by itself, or "" if this ended it."""
+        return self._group.end(self._number, wait_s)
+
+
 class StartedIslands:
-    """Starts processes of this host, each an island of a session.
+    """Starts processes of this host, as islands of a session.
 
     Args:
       devices: Number of CPU devices of each.
+      processes: Number of processes of each, which share its devices.
       share: Number of devices of all islands.
       joined: The session.
     """
 
-    def __init__(self, devices: int, share: int, joined: JoinedIslands) -> None:
-        self._devices = devices
-        self._share = share
+    def __init__(
+        self, devices: int, processes: int, *, share: int, joined: JoinedIslands
+    ) -> None:
+        self._group = devices // processes, share, processes
         self._joined = joined
-        self._parents: list[StartedIsland] = []  # that have not joined
+        self._started: list[StartedGroup] = []  # that have not joined
         self._is_stopped = False
 
     def start(self, count: int) -> None:
@@ -109,18 +198,20 @@ class StartedIslands:
         """
         try:
             for _ in range(count):
-                self._parents.append(StartedIsland(self._devices, self._share))
+                self._started.append(StartedGroup(*self._group))
             if self._is_stopped:
                 self.stop()
-            addresses = [parent.address() for parent in self._parents]
-            self._joined.join(addresses, self._parents)
-            self._parents = []
+            self._joined.join(
+                [[each.address() for each in at.processes] for at in self._started],
+                [at.parents for at in self._started],
+            )
+            self._started = []
         except BaseException:
-            for parent in self._parents:
-                parent.end()
+            for started in self._started:
+                started.end()
             raise
 
-    def another(self) -> RemoteIsland:
+    def another(self) -> Island:
         """Start one more.
 
         Raises:
@@ -132,5 +223,6 @@ class StartedIslands:
     def stop(self) -> None:
         """End what is being started, in another thread too; returns at once."""
         self._is_stopped = True
-        for parent in list(self._parents):
-            parent.stop()
+        for started in list(self._started):
+            for process in started.processes:
+                process.stop()

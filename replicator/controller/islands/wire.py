@@ -3,6 +3,7 @@
 What arrives is checked here: an order is one of five, its numbers are numbers.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,10 +66,12 @@ def order_data(order: Order, number_of: Callable[[Computation], int]) -> Data:
         return ["put", order.output, list(order.places), layout]
     if isinstance(order, Send):
         numbers = [order.input, order.output]
-        return ["send", *numbers, list(order.places), order.target, list(order.sources)]
+        to = [order.target, list(order.sources), list(order.targets)]
+        return ["send", *numbers, list(order.places), *to]
     if isinstance(order, Receive):
-        where = [list(order.places), layout_data(order.layout), list(order.shape)]
-        return ["receive", order.source, order.output, *where]
+        where = [list(order.places), list(order.senders)]
+        what = [layout_data(order.layout), list(order.shape)]
+        return ["receive", order.source, order.output, *where, *what]
     return ["drop", list(order.values)]
 
 
@@ -102,21 +105,20 @@ def _put(_: Any, output: int, places: Data, layout: Data) -> Put:
     return Put(output=output, places=_numbers(places), layout=layout_from(layout))
 
 
-def _send(
-    _: Any, given: int, output: int, places: Data, target: str, sources: Data
-) -> Send:
+def _send(_: Any, given: int, output: int, places: Data, *to: Data) -> Send:
+    target, sources, targets = to
     return Send(
         input=given,
         output=output,
         places=_numbers(places),
         target=target,
         sources=_numbers(sources),
+        targets=_numbers(targets),
     )
 
 
-def _receive(
-    _: Any, source: str, output: int, places: Data, layout: Data, shape: Data
-) -> Receive:
+def _receive(_: Any, source: str, output: int, places: Data, *what: Data) -> Receive:
+    senders, layout, shape = what
     found = layout_from(layout)
     if found is None:
         raise ValueError("no layout")
@@ -124,6 +126,7 @@ def _receive(
         source=source,
         output=output,
         places=_numbers(places),
+        senders=_numbers(senders),
         layout=found,
         shape=_numbers(shape),
     )
@@ -157,7 +160,16 @@ def keys_from(data: Data) -> dict[int, Key]:
 
 
 def array_data(array: Any) -> Data:
-    """Return an array as data; random keys by their numbers."""
+    """Return an array as data; random keys by their numbers.
+
+    Of one that is on devices of several processes, the parts of which this process has
+    the first copy.
+    """
+    if not getattr(array, "is_fully_addressable", True):
+        parts = [each for each in array.addressable_shards if each.replica_id == 0]
+        begins = [[cut.start or 0 for cut in each.index] for each in parts]
+        arrays = [array_data(each.data) for each in parts]
+        return {"shape": list(array.shape), "begins": begins, "parts": arrays}
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(array)
     numbers = np.asarray(jax.random.key_data(array))
@@ -170,6 +182,54 @@ def array_from(data: Data) -> Any:
         return data
     kind, numbers = data
     return jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ArrayParts:
+    """What one process has of an array.
+
+    Attributes:
+      shape: Of the whole array.
+      parts: Arrays, and where each begins.
+    """
+
+    shape: tuple[int, ...]
+    parts: Sequence[tuple[tuple[int, ...], Any]]
+
+
+def array_on_device(data: Data) -> Any:
+    """Return the array of data on a device of this process, or the parts of one."""
+    if not isinstance(data, Mapping):
+        return jnp.asarray(array_from(data))
+    parts = zip(data["begins"], map(array_from, data["parts"]), strict=True)
+    return ArrayParts(
+        shape=_numbers(data["shape"]),
+        parts=[(_numbers(begin), array) for begin, array in parts],
+    )
+
+
+def joined_parts(found: Sequence[Any]) -> jax.Array:
+    """Return the array of the parts that processes have; a whole one is as it is.
+
+    >>> one = ArrayParts(shape=(2,), parts=[((0,), np.ones(1))])
+    >>> two = ArrayParts(shape=(2,), parts=[((1,), np.zeros(1))])
+    >>> joined_parts([one, two]).tolist()
+    [1.0, 0.0]
+    """
+    if not isinstance(found[0], ArrayParts):
+        return found[0]
+    parts = [part for each in found for part in each.parts]
+    is_key = jnp.issubdtype(parts[0][1].dtype, jax.dtypes.prng_key)
+    arrays = [jax.random.key_data(array) if is_key else array for _, array in parts]
+    more = arrays[0].shape[len(found[0].shape) :]
+    whole = np.empty((*found[0].shape, *more), arrays[0].dtype)
+    for (begin, _), array in zip(parts, arrays, strict=True):
+        sizes = zip(begin, array.shape, strict=False)
+        whole[tuple(slice(at, at + size) for at, size in sizes)] = array
+    array = jnp.asarray(whole)
+    if not is_key:
+        return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(parts[0][1]))
 
 
 def shards_data(shards: Sequence[Any]) -> Data:
