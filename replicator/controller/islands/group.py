@@ -115,12 +115,14 @@ class GroupIsland:
                 dataclasses.replace(message, order_list=part, values=values)
             )
 
+    def ask(self, keys: Sequence[Key]) -> None:
+        """Have values that one call will read come with the report of the last."""
+        for number, held in self._held(keys).items():
+            self._members[number].ask(held)
+
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported."""
-        asked = {
-            number: [key for key in keys if number in self._holders.get(key, ())]
-            for number in self._members
-        }
+        asked = self._held(keys)
         found = _together(
             [
                 functools.partial(self._members[number].read, asked[number])
@@ -161,6 +163,13 @@ class GroupIsland:
         """End it at once: after Ctrl-C."""
         for member in reversed(self._members.values()):
             member.kill()
+
+    def _held(self, keys: Sequence[Key]) -> dict[int, list[Key]]:
+        """Return which of some values each process has a part of."""
+        return {
+            number: [key for key in keys if number in self._holders.get(key, ())]
+            for number in self._members
+        }
 
     def _parts_of(self, orders: OrderList) -> Mapping[int, OrderList]:
         """Return the orders of each process: those of slices that it has devices of."""

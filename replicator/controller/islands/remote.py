@@ -191,9 +191,7 @@ class RemoteIsland:
         """Return values that were reported; each is fetched once."""
         with self._lock:
             came = {k: d for k in keys if (d := self._asked.pop(k, None)) is not None}
-        self._read.update(
-            {key: jnp.asarray(array_from(data)) for key, data in came.items()}
-        )
+        self._read.update({key: array_on_device(data) for key, data in came.items()})
         missing = [key for key in keys if key not in self._read]
         if missing and self._is_closed:
             raise ArgumentError(
