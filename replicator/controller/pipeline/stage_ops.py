@@ -86,11 +86,7 @@ class Stage:
 
 
 def forward_op(
-    stage: Stage,
-    run: Callable[..., PyTree],
-    *,
-    given: StageInput,
-    placed: PyTree,
+    stage: Stage, run: Callable[..., PyTree], given: StageInput, placed: PyTree
 ) -> Callable[..., Any]:
     """Return the op of a token, parameters and input: the next token, and results.
 
@@ -158,7 +154,7 @@ def stage_ops(
         residuals = zip(outs[count:], given_at, strict=True)
         return results, [out for out, at in residuals if at is None]
 
-    op = forward_op(stage, run, given=given, placed=placed)
+    op = forward_op(stage, run, given, placed)
 
     def forward(token: jax.Array, params: PyTree, given: StageInput) -> Any:
         leaves = jax.tree.leaves((params, given))

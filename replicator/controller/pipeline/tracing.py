@@ -54,33 +54,27 @@ class PipelineTrace:
         cotangents: dict[tuple[int, int], Any] = {}
         losses: dict[int, Any] = {}
         for span in self.spans:
-            at, stage, m = span.slice, span.op.stage, span.op.microbatch
-            if span.op.kind == "forward":
+            at, (kind, k, m) = span.slice, span.op
+            if kind == "forward":
                 given = StageInput(
-                    x=results.pop((stage - 1, m)),
-                    targets=goals[m] if stage == last.number else None,
-                    number=begun[stage][1][m],
+                    x=results.pop((k - 1, m)),
+                    targets=goals[m] if k == last.number else None,
+                    number=begun[k][1][m],
                     key=key,
                 )
-                if stage not in ops:
-                    ops[stage] = stage_ops(
-                        self.stages[stage], params[stage], given, placed[stage]
-                    )
-                run, _ = ops[stage]
-                tokens[at], y, count, residuals[stage, m] = run(
-                    tokens[at], params[stage], given
-                )
-                results[stage, m], losses[m] = y, (y, count)  # of the last stage
+                if k not in ops:
+                    ops[k] = stage_ops(self.stages[k], params[k], given, placed[k])
+                run, _ = ops[k]
+                tokens[at], y, count, saved = run(tokens[at], params[k], given)
+                results[k, m], residuals[k, m] = y, saved
+                losses[m] = y, count  # of the last stage, at the end
                 continue
-            _, run = ops[stage]
-            tokens[at], sums[stage], of_x = run(
-                tokens[at],
-                sums[stage],
-                residuals.pop((stage, m)),
-                cotangents.pop((stage, m), None),
-            )
+            _, run = ops[k]
+            cotangent = cotangents.pop((k, m), None)
+            saved = residuals.pop((k, m))
+            tokens[at], sums[k], of_x = run(tokens[at], sums[k], saved, cotangent)
             if of_x:
-                cotangents[stage - 1, m] = of_x[0]
+                cotangents[k - 1, m] = of_x[0]
         loss, count = last.bind(_mean_loss)([losses[m] for m in sorted(losses)])
         return loss, count, self._summed(sums, placed)
 
@@ -92,17 +86,13 @@ class PipelineTrace:
         values = dict(enumerate(_split(self.stages[0], x)))
         ops: dict[int, Any] = {}
         for span in self.spans:
-            at, stage, m = span.slice, span.op.stage, span.op.microbatch
-            if span.op.kind == "forward":
-                given = StageInput(values[m], None, begun[stage][1][m], key)
-                if stage not in ops:
-                    ops[stage] = forward_op(
-                        self.stages[stage],
-                        self.stages[stage].results,
-                        given=given,
-                        placed=placed[stage],
-                    )
-                tokens[at], values[m] = ops[stage](tokens[at], params[stage], given)
+            at, (kind, k, m) = span.slice, span.op
+            if kind == "forward":
+                given = StageInput(values[m], None, begun[k][1][m], key)
+                if k not in ops:
+                    run = self.stages[k].results
+                    ops[k] = forward_op(self.stages[k], run, given, placed[k])
+                tokens[at], values[m] = ops[k](tokens[at], params[k], given)
         return self.stages[-1].bind(_join)([values[m] for m in sorted(values)])
 
     def _whole(

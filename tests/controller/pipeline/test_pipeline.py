@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import replicator
-from replicator import LocalSum, controller, strategies
+from replicator import LocalSum, controller
 from replicator.engine.analysis.shared_noise import SharedRandomKeyWarning
 from replicator.errors import OpFailedError
 from tests.steps import lenient
@@ -138,16 +138,6 @@ def test_updates_equal_one_device(pw, slices):
         state = pipe(state, X, TARGETS).state
         params, optimizer = step(params, optimizer)
     check(state, (params, optimizer))
-
-
-@pytest.mark.slow
-def test_a_stage_over_many_devices_equals_one_device(pw, wanted):
-    strategy = strategies.fsdp(whole_below_bytes=0)
-    axes = strategy.sizes(2)
-    on = [pw.slice(2, axes=axes, island=f"island{n % 2}") for n in range(4)]
-    pipe = pw.pipeline(STAGES, loss, on, 3, shared=TIED, strategy=strategy)
-    found = pipe(pipe.init(PARAMS), X, TARGETS)
-    check((found.loss, found.gradients), wanted)
 
 
 def noisy(params, x, key):
