@@ -15,6 +15,7 @@ from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import OpGroup, variables
+from replicator.controller.tracing.host_calls import HostCall
 from replicator.controller.tracing.trace import Functions, line_of, op_of, shape_of
 from replicator.engine.analysis.evaluator import bind, evaluate
 
@@ -42,10 +43,13 @@ def computation_of(
     """
     eqns = group.eqns
     ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
-    if group.step is not None:
-        run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)
+    step = group.step
+    if step is not None:
+        run: Any = functools.partial(_run_step, eqns[0], list(inputs), outputs, step)
+        if isinstance(step, HostCall):
+            run = step.run_of(eqns[0], inputs, constants, outputs)
         at = [eqns[0].outvars.index(var) for var in outputs]
-        layouts = [group.step.layouts[number] for number in at]
+        layouts = [step.layouts[number] for number in at]
     else:
         part = whole.jaxpr.replace(
             constvars=list(constants),
@@ -65,7 +69,8 @@ def computation_of(
         inputs=list(inputs.values()),
         outputs=layouts,
         donated=donated,
-        is_eager=group.step is not None,
+        is_eager=isinstance(step, StepCall),
+        is_host=isinstance(step, HostCall),
     )
 
 
