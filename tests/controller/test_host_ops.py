@@ -13,6 +13,7 @@ from replicator.errors import ArgumentError, OpFailedError
 ONES = np.ones(2, np.float32)
 PAIR = jax.ShapeDtypeStruct((2,), np.float32)
 NUMBER = jax.ShapeDtypeStruct((), np.int32)
+HALF = jax.ShapeDtypeStruct((), np.float64)
 LIMIT_S = 60
 
 
@@ -88,7 +89,7 @@ def test_what_it_raises_reaches_what_takes_its_results(pw):
     on = pw.slice(2)
     fail = pw.host(broken, on, PAIR)
     for future in (fail(ONES), pw.fn(lambda x: x * 2, on)(fail(ONES))):
-        with pytest.raises(OpFailedError, match="broken.*no such luck"):
+        with pytest.raises(OpFailedError, match=r"broken.*no such luck"):
             future.result(LIMIT_S)
 
 
@@ -96,6 +97,12 @@ def test_another_result_than_it_said_is_named(pw):
     short = pw.host(lambda x: x[:1], pw.slice(2), PAIR)
     with pytest.raises(OpFailedError, match=r"`result` of `pw.host` says.*\(1,\)"):
         short(ONES).result(LIMIT_S)
+
+
+def test_numbers_of_python_are_those_that_jax_makes_of_them(pw):
+    size = pw.host(lambda x: (x.size, 0.5), pw.slice(2), (NUMBER, HALF))
+    assert [x.dtype for x in size(ONES)] == [np.int32, np.float32]
+    assert list(map(float, controller.read(size(ONES)))) == [2.0, 0.5]
 
 
 def test_it_is_neither_differentiated_nor_mapped(pw):

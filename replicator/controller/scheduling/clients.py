@@ -138,7 +138,7 @@ class DataflowClient:
           ArgumentError: `result` is no tree of shapes and dtypes.
 
         >>> with controller.local(islands=1, devices=1) as pw:
-        ...     count = pw.host(numpy.size, pw.slice(1), jax.ShapeDtypeStruct((), int))
+        ...     count = pw.host(np.size, pw.slice(1), jax.ShapeDtypeStruct((), int))
         ...     print(count(jnp.ones(3)))
         3
         """

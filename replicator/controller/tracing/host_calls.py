@@ -144,4 +144,5 @@ def _never(*_: Any) -> Any:
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, np.dtype(leaf.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)

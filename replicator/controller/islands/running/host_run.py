@@ -68,7 +68,7 @@ class HostRun:
         """
         leaves = [n if at is None else arrays[at] for at, n in self.operands]
         found = self.function.call(*jax.tree.unflatten(self.tree, leaves))
-        made = jax.tree.map(np.asarray, found)
+        made = jax.tree.map(_array, found)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), made)
         if shapes != self.shapes:
             raise ArgumentError(
@@ -77,3 +77,9 @@ class HostRun:
             )
         returned = jax.tree.leaves(made)
         return [returned[at] for at in self.results]
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return what JAX makes of it: without `jax_enable_x64`, 32 bits of 64."""
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
