@@ -825,7 +825,10 @@ def dataflow(flow, **options):
     return pw.program(lambda x: flow(op, x))(np.ones(2, np.float32))
 
 
-def host_op(result=jax.ShapeDtypeStruct((2,), np.float32)):
+PAIR = jax.ShapeDtypeStruct((2,), np.float32)
+
+
+def host_op(result=PAIR):
     pw = islands()
     return pw.host(np.square, pw.slice(2), result)
 

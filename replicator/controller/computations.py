@@ -45,9 +45,10 @@ def computation_of(
     ops = [eqn for eqn in eqns if op_of(eqn, functions) is not None]
     step = group.step
     if step is not None:
-        run: Any = functools.partial(_run_step, eqns[0], list(inputs), outputs, step)
         if isinstance(step, HostCall):
-            run = step.run_of(eqns[0], inputs, constants, outputs)
+            run: Any = step.run_of(eqns[0], inputs, constants, outputs)
+        else:
+            run = functools.partial(_run_step, eqns[0], list(inputs), outputs, step)
         at = [eqns[0].outvars.index(var) for var in outputs]
         layouts = [step.layouts[number] for number in at]
     else:

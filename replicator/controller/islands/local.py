@@ -38,7 +38,11 @@ from replicator.controller.islands.protocol import (
     ShardReceiver,
 )
 from replicator.controller.islands.running.compiled import compiled_for
-from replicator.controller.islands.running.host_ops import HostArray, call_on_host
+from replicator.controller.islands.running.host_ops import (
+    HostArray,
+    call_on_host,
+    calling_thread,
+)
 from replicator.controller.islands.waiting.dispatched import DispatchedOp, SliceThread
 from replicator.controller.layouts import SliceLayout
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
@@ -234,8 +238,7 @@ class LocalIsland:
             if not computation.is_host:
                 return compute(*arrays)
             if computation.places not in self._hosting:
-                thread = SliceThread(f"{self.name}-host", lambda call: call())
-                self._hosting[computation.places] = thread
+                self._hosting[computation.places] = calling_thread(self.name)
             return call_on_host(
                 self._hosting[computation.places],
                 compute,

@@ -47,7 +47,8 @@ class HostCall:
           ArgumentError: It was traced under `jax.vmap`.
         """
         said = [shape.shape for shape in jax.tree.leaves(self.shapes)]
-        if (found := [var.aval.shape for var in eqn.outvars]) != said:
+        avals: list[Any] = [var.aval for var in eqn.outvars]
+        if (found := [aval.shape for aval in avals]) != said:
             raise ArgumentError(
                 f"`{self.label}` of `pw.host` must not be mapped, got a call under "
                 f"`jax.vmap` that returns shapes {found}, not {said}. Pass it the "

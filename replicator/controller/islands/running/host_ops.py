@@ -30,6 +30,15 @@ class HostArray:
         return self._found.result()[self._at]
 
 
+def calling_thread(island: str) -> "SliceThread[Callable[[], None]]":
+    """Return a thread that makes calls, one after the other."""
+
+    def do(call: Callable[[], None]) -> None:
+        call()
+
+    return SliceThread(f"{island}-host", do)
+
+
 def call_on_host(
     thread: "SliceThread[Callable[[], None]]",
     run: Callable[..., Sequence[np.ndarray]],
