@@ -58,6 +58,7 @@ from replicator.errors import (
     LaunchError,
     NodeFailedError,
     NonFiniteError,
+    OpFailedError,
     PartitionError,
     ProgramError,
     ReplicaMismatchError,
@@ -822,6 +823,19 @@ def dataflow(flow, **options):
     pw = islands()
     op = pw.fn(lambda x: x * 2, pw.slice(2), **options)
     return pw.program(lambda x: flow(op, x))(np.ones(2, np.float32))
+
+
+PAIR = jax.ShapeDtypeStruct((2,), np.float32)
+
+
+def host_op(result=PAIR):
+    pw = islands()
+    return pw.host(np.square, pw.slice(2), result)
+
+
+def host_dataflow(transform, shape=(2,)):
+    op = host_op()
+    return OPENED[-1].program(transform(op))(np.ones(shape, np.float32))
 
 
 LARGE = np.zeros(101 << 20, np.int8)
@@ -3641,6 +3655,35 @@ ROWS = [
         "it does not at train.py:12 in op: serialization of host_callbacks is not yet "
         "implemented. Use `controller.start`, which takes callbacks, or "
         "`controller.local`.",
+    ),
+    Row(
+        "A function of the host without what it returns",
+        lambda: host_op(result=3),
+        ArgumentError,
+        "`result` must be a tree of shapes and dtypes, got 3. Pass a "
+        "`jax.ShapeDtypeStruct` for each array that the function returns.",
+    ),
+    Row(
+        "A function of the host under `jax.grad`",
+        lambda: host_dataflow(lambda op: jax.grad(lambda x: op(x).sum())),
+        ArgumentError,
+        "`square` of `pw.host` must not be differentiated, got a call under "
+        "`jax.grad`. Call it before, and pass what it returns.",
+    ),
+    Row(
+        "A function of the host under `jax.vmap`",
+        lambda: host_dataflow(lambda op: jax.vmap(op), (3, 2)),
+        ArgumentError,
+        "`square` of `pw.host` must not be mapped, got a call under `jax.vmap` that "
+        "returns shapes [(3, 2)], not [(2,)]. Pass it the whole arrays.",
+    ),
+    Row(
+        "A function of the host that returns another shape",
+        lambda: host_op()(np.ones(3, np.float32)).result(),
+        OpFailedError,
+        "op `square` on island0 failed: `square` must return what `result` of "
+        "`pw.host` says, ShapeDtypeStruct(shape=(2,), dtype=float32), got "
+        "ShapeDtypeStruct(shape=(3,), dtype=float32). Change one of them.",
     ),
     Row(
         "A negative number of spare islands",

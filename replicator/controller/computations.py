@@ -15,6 +15,7 @@ from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import OpGroup, variables
+from replicator.controller.tracing.host_calls import HostCall
 from replicator.controller.tracing.trace import Functions, line_of, op_of, shape_of
 from replicator.engine.analysis.evaluator import bind, evaluate
 from replicator.errors import ArgumentError
@@ -56,10 +57,14 @@ def computation_of(
                 f"op `{name}` must take arrays of whole bytes, got {shape.dtype}"
                 f"{list(shape.shape)} at {line}. Pass int8, and cast in its function."
             )
-    if group.step is not None:
-        run = functools.partial(_run_step, eqns[0], list(inputs), outputs, group.step)
+    step = group.step
+    if step is not None:
+        if isinstance(step, HostCall):
+            run: Any = step.run_of(eqns[0], inputs, constants, outputs)
+        else:
+            run = functools.partial(_run_step, eqns[0], list(inputs), outputs, step)
         at = [eqns[0].outvars.index(var) for var in outputs]
-        layouts = [group.step.layouts[number] for number in at]
+        layouts = [step.layouts[number] for number in at]
     else:
         part = whole.jaxpr.replace(
             constvars=list(constants),
@@ -79,7 +84,8 @@ def computation_of(
         inputs=list(inputs.values()),
         outputs=layouts,
         donated=donated,
-        is_eager=group.step is not None,
+        is_eager=isinstance(step, StepCall),
+        is_host=isinstance(step, HostCall),
     )
 
 

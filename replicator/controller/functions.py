@@ -16,6 +16,7 @@ from replicator.controller.future import Future
 from replicator.controller.layouts import misfit, unknown_axes
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall, StepTracer
+from replicator.controller.tracing.host_calls import HostCall, HostTracer
 from replicator.controller.tracing.trace import OpFunction
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.compiled_step import CompiledStep
@@ -56,6 +57,7 @@ class Function:
         in_specs: PyTree = None,
         out_specs: PyTree = None,
         donate: int | Sequence[int] = (),
+        host_result: PyTree = None,
     ) -> None:
         check_function("f", fn)
         self.slice = on
@@ -67,6 +69,10 @@ class Function:
         if isinstance(fn, CompiledStep):
             self._label = "step"
             self._traced = StepTracer(fn, on, self._register)
+            return
+        if host_result is not None:
+            register = functools.partial(self._register, line=definition_of(fn))
+            self._traced = HostTracer(fn, self._label, host_result, on, register)
             return
         name = self._register(line=definition_of(fn))
 
@@ -126,7 +132,9 @@ class Function:
             )
         return self._alone(*args)
 
-    def _register(self, step: StepCall | None = None, line: str = UNKNOWN_LINE) -> str:
+    def _register(
+        self, step: StepCall | HostCall | None = None, line: str = UNKNOWN_LINE
+    ) -> str:
         """Return the name of its equations; the controller keeps no function alive."""
         self._ops.append(
             OpFunction(label=self._label, slice=self.slice, line=line, step=step)

@@ -118,6 +118,8 @@ class _Planner:
         """Compile a computation; order it, and what brings its operands."""
         invars = [var for var in group.taken if var not in self._constants]
         outvars = [var for var in group.made if var in self._needed]
+        if group.step is not None and not outvars:  # it is called for its effect
+            outvars = group.made[:1]
         asked = asked_specs(group.eqns, self._functions)
         held = [self._there(v, group, asked.get(v), number) for v in invars]
         donated = tuple(

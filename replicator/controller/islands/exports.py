@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh
 
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import Computation
+from replicator.controller.islands.running.host_run import HostRun
 from replicator.controller.islands.wire import layout_data, layout_from
 from replicator.distributed.child import pickled, unpickled
 from replicator.engine.analysis.evaluator import CALLS, bind, evaluate, held_program
@@ -46,6 +47,8 @@ def exported(
     Raises:
       NotExportableError: It calls back into Python, or holds what has no export.
     """
+    if computation.is_host:
+        raise NotExportableError("it is a function of the host")
     shapes = [
         jax.ShapeDtypeStruct(
             shape.shape,
@@ -95,10 +98,12 @@ def recipe_of(computation: Computation) -> bytes:
     Raises:
       NotExportableError: It holds what cannot be pickled.
     """
-    closed = jax.make_jaxpr(computation.run)(*computation.shapes)
-    # Rules of derivatives, which nothing needs any more, hold what does not pickle.
-    opened = jax.make_jaxpr(lambda *values: _opened(closed, values))
     try:
+        if computation.is_host:
+            return pickled(computation.run)
+        closed = jax.make_jaxpr(computation.run)(*computation.shapes)
+        # Rules of derivatives, which nothing needs any more, hold what does not pickle.
+        opened = jax.make_jaxpr(lambda *values: _opened(closed, values))
         return pickled(opened(*computation.shapes), _reduced)
     except Exception as error:
         raise NotExportableError(f"{type(error).__name__}: {error}") from error
@@ -106,7 +111,9 @@ def recipe_of(computation: Computation) -> bytes:
 
 def function_of_recipe(data: bytes) -> tuple[Callable[..., Any], list[Any]]:
     """Return the function of a recipe that the parent sent, and its shapes."""
-    closed: core.ClosedJaxpr = unpickled(data)
+    closed: core.ClosedJaxpr | HostRun = unpickled(data)
+    if isinstance(closed, HostRun):
+        return closed, []
     shapes = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
@@ -123,6 +130,7 @@ def computation_data(computation: Computation) -> dict[str, Any]:
         "inputs": [layout_data(each) for each in computation.inputs],
         "outputs": [layout_data(each) for each in computation.outputs],
         "donated": list(computation.donated),
+        "is_host": computation.is_host,
     }
 
 
@@ -139,6 +147,7 @@ def computation_from(
         inputs=[layout_from(each) for each in data["inputs"]],
         outputs=[layout_from(each) for each in data["outputs"]],
         donated=tuple(map(int, data["donated"])),
+        is_host=bool(data["is_host"]),
     )
 
 

@@ -10,6 +10,7 @@ no circle can form.
 """
 
 import concurrent.futures
+import functools
 import queue
 import threading
 import weakref
@@ -18,7 +19,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from replicator.base.mesh import put
@@ -38,6 +38,12 @@ from replicator.controller.islands.protocol import (
     ShardReceiver,
     process_name,
 )
+from replicator.controller.islands.running.compiled import compiled_for
+from replicator.controller.islands.running.host_ops import (
+    HostArray,
+    call_on_host,
+    calling_thread,
+)
 from replicator.controller.islands.waiting.arrivals import (
     ArrivedShards,
     IslandValue,
@@ -45,7 +51,7 @@ from replicator.controller.islands.waiting.arrivals import (
     lost_value,
 )
 from replicator.controller.islands.waiting.dispatched import DispatchedOp, SliceThread
-from replicator.controller.layouts import SliceLayout, layout_of
+from replicator.controller.layouts import SliceLayout
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import OpFailedError
@@ -87,25 +93,21 @@ class LocalIsland:
         self._values: dict[Key, IslandValue] = {}
         self._arrived = ArrivedShards()
         self._room = threading.Semaphore(MOST_ON_CPU)
-        # By devices: ops of a slice end in the order in which they were dispatched.
-        self._waiting: dict[tuple[int, ...], SliceThread] = {}
+        # By devices, those of the host apart: ops of a slice end in the order in which
+        # they were dispatched.
+        self._waiting: dict[Any, SliceThread[DispatchedOp]] = {}
+        self._hosting: dict[tuple[int, ...], SliceThread[Callable[[], None]]] = {}
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation; return the layouts of its outputs."""
-        if computation.is_eager:
+        if computation.is_eager or computation.is_host:
             self._compiled[computation] = computation.run
             return [layout for layout in computation.outputs if layout is not None]
-        devices = self._at(computation.places)
-        compiled = _compile(computation, devices, computation.outputs)
-        found = [layout_of(each, len(devices)) for each in compiled.output_shardings]
-        if None in found:  # a layout without a mesh, which nothing could be planned by
-            whole = SliceLayout(axes=(("devices", len(devices)),))
-            compiled = _compile(computation, devices, [each or whole for each in found])
-            found = [each or whole for each in found]
+        compiled, layouts = compiled_for(computation, self._at(computation.places))
         self._compiled[computation] = compiled
-        return [layout for layout in found[1:] if layout is not None]
+        return layouts
 
     def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
@@ -129,7 +131,9 @@ class LocalIsland:
 
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported."""
-        return [self._values[key].array for key in keys]
+        arrays = [self._values[key].array for key in keys]
+        # Not by `_value`: whoever reports reads before the end of `done`.
+        return [x.array() if isinstance(x, HostArray) else x for x in arrays]
 
     def drop(self, key: Key) -> None:
         """Forget a value after all messages so far; may be called in any thread."""
@@ -139,8 +143,8 @@ class LocalIsland:
         """End after the messages so far."""
         self._inbox.put(None)
         self._thread.join()
-        for waiting in self._waiting.values():
-            waiting.close()
+        for thread in (*self._hosting.values(), *self._waiting.values()):
+            thread.close()
 
     def kill(self) -> None:
         """End at once: nothing of this process can be."""
@@ -208,16 +212,51 @@ class LocalIsland:
             self._call(order, message.run, [key(value) for value in order.inputs])
 
     def _call(self, order: Call, run: int, inputs: Sequence[Key]) -> None:
-        values = [self._values[key] for key in inputs]
+        values = [self._value(key) for key in inputs]
         computation = order.computation
+        done = [value.done for value in values]
+        compute = self._compiled[computation]
+
+        def dispatch() -> Sequence[Any]:
+            arrays = [value.array for value in values]
+            if not computation.is_host:
+                return compute(*arrays)
+            if computation.places not in self._hosting:
+                self._hosting[computation.places] = calling_thread(self.name)
+            return call_on_host(
+                self._hosting[computation.places],
+                compute,
+                arrays,
+                done,
+                functools.partial(self._placed, computation),
+                len(order.outputs),
+            )
+
         self._start(
             run,
             order.outputs,
-            [value.done for value in values],
-            lambda: self._compiled[computation](*(value.array for value in values)),
+            done,
+            dispatch,
             places=computation.places,
             name=computation.name,
             line=computation.line,
+            is_host=computation.is_host,
+        )
+
+    def _value(self, key: Key) -> IslandValue:
+        """Return a value; wait for one that a function of the host returns."""
+        value = self._values[key]
+        if isinstance(value.array, HostArray):
+            failed = value.done.exception()
+            array = None if failed else value.array.array()
+            return IslandValue(array, value.done)
+        return value
+
+    def _placed(self, computation: Computation, arrays: Sequence[Any]) -> list[Any]:
+        devices = self._at(computation.places)
+        layouts = [each for each in computation.outputs if each is not None]
+        return jax.device_put(
+            list(arrays), [each.sharding(devices) for each in layouts]
         )
 
     def _start(
@@ -230,6 +269,7 @@ class LocalIsland:
         places: tuple[int, ...],
         name: str,
         line: str = "",
+        is_host: bool = False,
     ) -> None:
         """Dispatch; another thread waits for the results and reports them."""
         op = DispatchedOp(run=run, outputs=outputs, inputs=inputs, name=name, line=line)
@@ -246,9 +286,10 @@ class LocalIsland:
         if op.error is not None:
             self._settle(op)
             return
-        if places not in self._waiting:
-            self._waiting[places] = SliceThread(f"{self.name}-wait", self._settle)
-        self._waiting[places].put(op)
+        if (places, is_host) not in self._waiting:
+            thread = SliceThread(f"{self.name}-wait", self._settle)
+            self._waiting[places, is_host] = thread
+        self._waiting[places, is_host].put(op)
 
     def _settle(self, op: DispatchedOp) -> None:
         """Wait until an op is computed, and report it."""
@@ -281,7 +322,7 @@ class LocalIsland:
         return error
 
     def _send(self, order: Send, key: Key, sent: Key) -> None:
-        value, devices = self._values[key], self._at(order.places)
+        value, devices = self._value(key), self._at(order.places)
         here = self._here(order.places)
         for process in dict.fromkeys(order.targets):
             sources = [
@@ -335,38 +376,6 @@ class LocalIsland:
 
     def _at(self, places: Sequence[int]) -> list[Device]:
         return [self.devices[at].device for at in places]
-
-
-def _compile(
-    computation: Computation,
-    devices: Sequence[Device],
-    outputs: Sequence[SliceLayout | None],
-) -> jax.stages.Compiled:
-    def run(*arrays: jax.Array) -> list[Any]:
-        # The first result is nobody's, so it can be waited for: others may be donated.
-        return [jnp.zeros((), bool), *computation.run(*arrays)]
-
-    run.__name__ = computation.name
-    shardings = [None if each is None else each.sharding(devices) for each in outputs]
-    if len(shardings) == len(computation.outputs):
-        shardings = [None, *shardings]
-    inputs = tuple(
-        None if each is None else each.sharding(devices) for each in computation.inputs
-    )
-    if not inputs:
-        whole = SliceLayout(axes=(("devices", len(devices)),)).sharding(devices)
-        shardings = [each or whole for each in shardings]
-    jitted = jax.jit(
-        run,
-        in_shardings=inputs,
-        out_shardings=shardings,
-        donate_argnums=computation.donated,
-    )
-    here = (
-        each for each in devices if each.process_index == each.client.process_index()
-    )
-    with jax.default_device(next(here)):
-        return jitted.lower(*computation.shapes).compile()
 
 
 def _put(value: Any, sharding: jax.sharding.Sharding | None = None) -> list[Any]:

@@ -55,6 +55,7 @@ class Computation:
       outputs: Layout of each output; None for what XLA chooses.
       donated: Positions of inputs whose memory it may take.
       is_eager: Whether `run` compiles by itself.
+      is_host: Whether `run` is of the host: it takes and returns arrays of NumPy.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Computation:
     outputs: Sequence[SliceLayout | None]
     donated: tuple[int, ...] = ()
     is_eager: bool = False
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,6 +136,36 @@ class DataflowClient:
             self, f, slice, in_specs=in_specs, out_specs=out_specs, donate=donate
         )
 
+    def host(
+        self,
+        f: Callable[..., PyTree],
+        slice: Slice,  # noqa: A002
+        result: PyTree,
+    ) -> Function:
+        """Bind a function of the host to a slice: an op of Python beside its devices.
+
+        It takes and returns arrays of NumPy, and may have effects: an environment's
+        step, a file. Calls on a slice run one after the other in their order, each
+        once, also if nobody takes what it returns, and beside what the devices do. On
+        an island that is a process, what it holds is pickled once, and lives there.
+
+        Args:
+          f: Function of trees of arrays.
+          slice: Where its arguments come from, and its results go to: whole on each
+            device.
+          result: What it returns: a `jax.ShapeDtypeStruct` for each array.
+
+        Raises:
+          ArgumentError: `result` is no tree of shapes and dtypes.
+
+        >>> with controller.local(islands=1, devices=1) as pw:
+        ...     count = pw.host(np.size, pw.slice(1), jax.ShapeDtypeStruct((), int))
+        ...     print(count(jnp.ones(3)))
+        3
+        """
+        self._host.check_slice(slice)
+        return Function(self, f, slice, host_result=result)
+
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True
     ) -> Any:

@@ -13,6 +13,7 @@ from jax.extend import core
 
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
+from replicator.controller.tracing.host_calls import HostCall
 from replicator.controller.tracing.trace import Functions, OpFunction, op_of
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
@@ -26,14 +27,14 @@ class OpGroup:
       slice: Where it runs.
       eqns: Its equations.
       names: Labels of its ops; of its operations, if it has no op.
-      step: A step of `rep.compile`, which is a computation alone.
+      step: A step of `rep.compile`, or a function of `pw.host`: a computation alone.
       waits_for: Values of other slices that it, or what is before it, takes.
     """
 
     slice: Slice
     eqns: list[core.JaxprEqn]
     names: list[str]
-    step: StepCall | None
+    step: StepCall | HostCall | None
     waits_for: set[core.Var] = dataclasses.field(default_factory=set)
 
     @property
@@ -181,6 +182,7 @@ def _leaders(
     eqns: Sequence[core.JaxprEqn], ops: Sequence[OpFunction | None], places: _Places
 ) -> dict[_At, _At]:
     """Return, for each equation, the op that it goes with: its first taker."""
+    alone = {n for n, op in enumerate(ops) if op is not None and op.step is not None}
     takers: dict[tuple[core.Var, str], _At] = {}
     leaders: dict[_At, _At] = {}
     for number in reversed(range(len(eqns))):
@@ -190,6 +192,7 @@ def _leaders(
                 taker
                 for var in eqns[number].outvars
                 if (taker := takers.get((var, each.name))) is not None
+                and leaders[taker][0] not in alone
             ]
             is_stray = ops[number] is None and found
             leaders[at] = min(leaders[taker] for taker in found) if is_stray else at

@@ -15,6 +15,7 @@ from jax.extend import core
 from replicator.base.types import PyTree
 from replicator.controller.slices import Slice
 from replicator.controller.step_calls import StepCall
+from replicator.controller.tracing.host_calls import HostCall
 from replicator.engine.analysis.dataflow import equations, sub_jaxprs
 from replicator.engine.analysis.evaluator import (
     CALLS,
@@ -37,13 +38,14 @@ class OpFunction:
       label: Its name, for people.
       slice: Where it runs.
       line: Line at which it is defined.
-      step: The step that `rep.compile` returns, if it is one: it runs as it is.
+      step: The step that `rep.compile` returns, or the function of `pw.host`, if it is
+        one: it runs as it is.
     """
 
     label: str
     slice: Slice
     line: str = UNKNOWN_LINE
-    step: StepCall | None = None
+    step: StepCall | HostCall | None = None
 
 
 Functions = Mapping[str, OpFunction]

@@ -5,7 +5,9 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, slots=True)
@@ -33,30 +35,30 @@ class DispatchedOp:
     done: Future[None] = dataclasses.field(default_factory=Future)
 
 
-class SliceThread:
-    """A thread that waits for the ops of a slice, in the order of their dispatch.
+class SliceThread(Generic[Item]):
+    """A thread of a slice: it does what it is given, in this order.
 
     Args:
       name: Its name.
-      settle: Waits for an op, and reports it.
+      do: Does one: waits for an op and reports it, or calls a function.
     """
 
-    def __init__(self, name: str, settle: Callable[[DispatchedOp], None]) -> None:
-        self._settle = settle
-        self._queue: queue.SimpleQueue[DispatchedOp | None] = queue.SimpleQueue()
+    def __init__(self, name: str, do: Callable[[Item], None]) -> None:
+        self._do = do
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, op: DispatchedOp) -> None:
-        """Take an op."""
-        self._queue.put(op)
+    def put(self, item: Item) -> None:
+        """Take one."""
+        self._queue.put(item)
 
     def close(self) -> None:
-        """End after the ops so far."""
+        """End after those so far."""
         self._queue.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while (op := self._queue.get()) is not None:
-            self._settle(op)
-            del op  # it would live until the next
+        while (item := self._queue.get()) is not None:
+            self._do(item)
+            del item  # it would live until the next

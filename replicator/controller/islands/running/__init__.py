@@ -1,0 +1,1 @@
+"""What an island runs: computations that it compiles, and functions of the host."""

@@ -1,0 +1,73 @@
+"""Functions of the host that an island calls, in a thread of their slice."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from replicator.controller.islands.waiting.dispatched import SliceThread
+
+
+class HostArray:
+    """An array that a function of the host returns, once it has.
+
+    Args:
+      found: All that it returns.
+      at: Which of them.
+    """
+
+    def __init__(self, found: "Future[Sequence[Any]]", at: int) -> None:
+        self._found = found
+        self._at = at
+
+    def block_until_ready(self) -> None:
+        """Wait for the function, and raise what it raised: as arrays of JAX do."""
+        self._found.result()
+
+    def array(self) -> Any:
+        """Return the array, once it is there."""
+        return self._found.result()[self._at]
+
+
+def calling_thread(island: str) -> "SliceThread[Callable[[], None]]":
+    """Return a thread that makes calls, one after the other."""
+
+    def do(call: Callable[[], None]) -> None:
+        call()
+
+    return SliceThread(f"{island}-host", do)
+
+
+def call_on_host(
+    thread: "SliceThread[Callable[[], None]]",
+    run: Callable[..., Sequence[np.ndarray]],
+    arrays: Sequence[Any],
+    inputs: Sequence["Future[None]"],
+    place: Callable[[Sequence[np.ndarray]], Sequence[Any]],
+    count: int,
+) -> list[Any]:
+    """Have a function called; return what to wait for, and its results.
+
+    Args:
+      thread: Calls the functions of its slice, one after the other.
+      run: The function.
+      arrays: What it takes.
+      inputs: End when that is computed.
+      place: Places what it returns on the slice.
+      count: Number of its results.
+    """
+    # A later op may be given their memory before they are read.
+    kept = [each.copy() for each in arrays]
+    found: Future[Sequence[Any]] = Future()
+
+    def call() -> None:
+        try:
+            for each in inputs:
+                each.result()
+            found.set_result(place(run(*map(np.asarray, kept))))
+        except BaseException as error:  # whatever a user's function raises
+            found.set_exception(error)
+
+    thread.put(call)
+    return [HostArray(found, 0), *(HostArray(found, at) for at in range(count))]
