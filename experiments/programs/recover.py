@@ -162,7 +162,7 @@ def _newest(states: list[PyTree]) -> PyTree:
 def process_id(x: jax.Array) -> jax.Array:
     """Return the process that computes: an op of an island of `controller.start`."""
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.pure_callback(lambda _: np.int32(os.getpid()), shape, x)
+    return jax.pure_callback(lambda x: np.full_like(x, os.getpid()), shape, x)
 
 
 def digits(config: Config) -> tuple[Training, Callable[[PyTree], float]]:
