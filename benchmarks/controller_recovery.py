@@ -15,6 +15,8 @@ from SIGSTOP, with a warm one. An island is lost after 4 s of silence here
 (`lost_after_s`). Medians of rounds.
 """
 
+import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -24,7 +26,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Before JAX starts: the pool of XLA's CPU client needs a thread per device.
@@ -42,11 +44,6 @@ from replicator.errors import IslandLostError
 
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "Islands that are killed or stopped.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of islands and moments.")
-_KINDS = (
-    ("spare_s", 1, signal.SIGKILL),
-    ("cold_s", 0, signal.SIGKILL),
-    ("stopped_s", 1, signal.SIGSTOP),
-)
 _LOST_AFTER_S = 4.0
 _DEADLINE_S = 120.0
 _STEPS, _EVERY, _OP_S = 60, 5, 0.005
@@ -54,33 +51,57 @@ _MOMENT_S = 0.4  # about what a round takes
 _VALUE = np.linspace(0.1, 1.0, 32, dtype=np.float32).reshape(4, 8)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Phase:
+    """Islands of which some are lost.
+
+    Attributes:
+      spares: Number of islands that are kept warm.
+      kinds: In turn, the key of what is measured, and the signal.
+    """
+
+    spares: int
+    kinds: Sequence[tuple[str, int]]
+
+
+_PHASES = (
+    _Phase(
+        spares=1,
+        kinds=(("spare_s", signal.SIGKILL), ("stopped_s", signal.SIGSTOP)),
+    ),
+    _Phase(spares=0, kinds=[("cold_s", signal.SIGKILL)]),
+    # Islands of two processes, of which one is lost, are a phase of their own here.
+)
+
+
 def main(argv: list[str]) -> None:
     """Lose islands, and print what became of the rest."""
     del argv
     started_s = time.monotonic()
     chance, failures = random.Random(_SEED.value), 0
-    seconds: dict[str, list[float]] = {key: [] for key, _, _ in _KINDS}
-    with _islands(1) as warm, _islands(0) as cold:
-        homes = {1: _Homes(warm), 0: _Homes(cold)}
-        wanted = homes[1].run(lambda: 0.0)[:2]
-        for key, spares, sent in itertools.islice(
-            itertools.cycle(_KINDS), _ROUNDS.value
-        ):
-            there, victim = homes[spares], chance.randrange(3)
-            moment_s = chance.uniform(0.0, _MOMENT_S)
-            there.wait_for_spares(spares)
-            *found, took_s = there.run(
-                lambda there=there, victim=victim, sent=sent, moment_s=moment_s: (
-                    there.lose(victim, sent, moment_s)
-                ),
-                victim,
-            )
-            print(json.dumps({key: took_s, "island": victim, "at_s": moment_s}))
-            if found != wanted:
-                failures += 1
-                print("  FAILED:", found, flush=True)
-            else:
-                seconds[key].append(took_s)
+    seconds: dict[str, list[float]] = {}
+    wanted: list[Any] = []
+    for phase, count in zip(_PHASES, _shares(_ROUNDS.value), strict=True):
+        with controller.start(
+            islands=3,
+            devices=2,
+            spares=phase.spares,
+            lost_after_s=_LOST_AFTER_S,
+        ) as pw:
+            there = _Homes(pw)
+            wanted = wanted or there.run(lambda: 0.0)[:2]
+            for key, sent in itertools.islice(itertools.cycle(phase.kinds), count):
+                there.wait_for_spares(phase.spares)
+                victim, at_s = chance.randrange(3), chance.uniform(0.0, _MOMENT_S)
+                lose = functools.partial(there.lose, victim, sent, at_s)
+                *found, took_s = there.run(lose, victim)
+                about = {"island": victim, "at_s": round(at_s, 3)}
+                print(json.dumps({key: took_s, **about}), flush=True)
+                if found == wanted and isinstance(took_s, float):
+                    seconds.setdefault(key, []).append(took_s)
+                else:
+                    failures += 1
+                    print(f"  FAILED: {found}", flush=True)
     result = {
         "failures": failures,
         **{key: round(statistics.median(each), 2) for key, each in seconds.items()},
@@ -90,11 +111,11 @@ def main(argv: list[str]) -> None:
     print(json.dumps(result))
 
 
-def _islands(spares: int) -> controller.Controller:
-    # Islands of several processes: one of these three is to be one.
-    return controller.start(
-        islands=3, devices=2, spares=spares, lost_after_s=_LOST_AFTER_S
-    )
+def _shares(rounds: int) -> list[int]:
+    """Return the rounds of each phase, by how many kinds it has."""
+    kinds = sum(len(phase.kinds) for phase in _PHASES)
+    later = [max(1, rounds * len(phase.kinds) // kinds) for phase in _PHASES[1:]]
+    return [rounds - sum(later), *later]
 
 
 class _Homes:
@@ -103,7 +124,7 @@ class _Homes:
     def __init__(self, pw: controller.Controller) -> None:
         self._pw = pw
         self._slices = [pw.slice(2, island=f"island{n}") for n in range(3)]
-        self._whose = [pw.fn(process_id, each) for each in self._slices]
+        self._whose = [pw.fn(_on_each(process_id, on), on) for on in self._slices]
         self._probes = [pw.fn(lambda x: x + 1.0, each) for each in self._slices]
         self._client = pw.client("bystander")
         self._bystander = self._client.fn(_step(self._slices[2]), self._slices[2])
@@ -151,7 +172,7 @@ class _Homes:
         """
         value = np.ones(2, np.float32)
         self._probes[victim](value).result(_DEADLINE_S)
-        island = int(self._whose[victim](np.int32(0)))
+        island = int(self._whose[victim](np.zeros(2, np.int32))[0])
         time.sleep(moment_s)
         lost_s = time.perf_counter()
         _signalled(island, sent)
@@ -167,7 +188,7 @@ class _Homes:
         step = _step(learner)
         training = Training(
             step=lambda state, batch: {
-                "x": step(state["x"]) + batch,
+                "x": step(state["x"] + batch),
                 "step": state["step"] + 1,
             },
             state={"x": _VALUE, "step": np.int32(0)},
@@ -199,10 +220,18 @@ def _step(on: controller.Slice) -> Callable[[jax.Array], jax.Array]:
 
     def step(x: jax.Array) -> jax.Array:
         x = jax.pure_callback(slept, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-        return jnp.tanh(x + jax.lax.psum(x.sum(), "devices"))
+        # Each bit of what it takes matters in the end.
+        return jnp.sin(3.0 * x + jax.lax.psum(x.sum(), "devices"))
 
+    return _on_each(step, on)
+
+
+def _on_each(
+    f: Callable[[jax.Array], jax.Array], on: controller.Slice
+) -> Callable[[jax.Array], jax.Array]:
+    """Return a function whose rows are those of each device of a slice."""
     rows = P("devices")
-    return jax.shard_map(step, mesh=on.mesh, in_specs=rows, out_specs=rows)
+    return jax.shard_map(f, mesh=on.mesh, in_specs=rows, out_specs=rows)
 
 
 def _signalled(process: int, sent: int) -> None:

@@ -48,6 +48,8 @@ class Config(Settings):
       every: Updates from copy to copy.
       kills: How many times the island that learns is killed.
       spares: Processes that are kept for it; without, one is started then.
+      lost_after_s: Silence after which an island is given up; one that is killed is
+        missed at once.
       global_batch: Digits per update.
       width: Features of the hidden layer.
       learning_rate: Of Adam.
@@ -58,6 +60,7 @@ class Config(Settings):
     every: Count = 10
     kills: Whole = 3
     spares: Whole = 1
+    lost_after_s: Rate = 10.0
     global_batch: Count = 64
     width: Count = 64
     learning_rate: Rate = 1e-2
@@ -88,7 +91,10 @@ def main(config: Config) -> None:
     training, accuracy = digits(config)
     random = np.random.default_rng(config.seed)
     at = random.choice(np.arange(1, config.steps), config.kills, replace=False)
-    with controller.start(islands=2, devices=1, spares=config.spares) as pw:
+    processes = controller.start(
+        islands=2, devices=1, spares=config.spares, lost_after_s=config.lost_after_s
+    )
+    with processes as pw:
         on, keeper = pw.slice(1), pw.slice(1)
         wanted, _ = train(pw, training, on, keeper)
         found, repeated = train(pw, training, on, keeper, set(at.tolist()))
@@ -156,7 +162,7 @@ def _newest(states: list[PyTree]) -> PyTree:
 def process_id(x: jax.Array) -> jax.Array:
     """Return the process that computes: an op of an island of `controller.start`."""
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.pure_callback(lambda _: np.int32(os.getpid()), shape, x)
+    return jax.pure_callback(lambda x: np.full_like(x, os.getpid()), shape, x)
 
 
 def digits(config: Config) -> tuple[Training, Callable[[PyTree], float]]:
