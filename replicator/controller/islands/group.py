@@ -80,7 +80,9 @@ class GroupIsland:
         self._lock = threading.Lock()  # guards these two; reports are made under it
         self._members: dict[int, RemoteIsland] = {}
         for number in sorted({device.process for device in devices}):
-            self._members[number] = make_member(number, self._hear, self._lose)
+            self._members[number] = make_member(
+                number, self._hear, functools.partial(self._lose, number)
+            )
 
     @property
     def why_lost(self) -> str:
@@ -202,18 +204,19 @@ class GroupIsland:
                 self._report(run, news, error)
             is_torn &= not self._is_lost
         if is_torn:
-            self._give_up("an op failed in some of its processes alone")
+            # The others follow.
+            next(iter(self._members.values())).give_up(
+                RpcError("an op failed in some processes alone")
+            )
 
-    def _lose(self, name: str, error: BaseException) -> None:
+    def _lose(self, number: int, name: str, error: BaseException) -> None:
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True
         if not was_lost:
-            self._give_up("another of its processes was lost")
+            for other, member in list(self._members.items()):
+                if other != number:  # which waits for the end of this
+                    member.give_up(RpcError("another of its processes was lost"))
             self._tell_lost(name, error)
-
-    def _give_up(self, why: str) -> None:
-        for member in list(self._members.values()):
-            member.give_up(RpcError(why))
 
 
 def _together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
