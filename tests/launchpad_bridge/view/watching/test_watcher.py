@@ -33,7 +33,8 @@ def program():
 def watched(request):
     made, handles = program()
     with (
-        lp.launch(made, launch_type=request.param) as run,
+        # A process that has only begun to start is not stopped within 10 s on a busy host.
+        lp.launch(made, launch_type=request.param, stop_grace_s=120.0) as run,
         Watcher(run.plan.folder) as watcher,
     ):
         yield run, watcher, [handle.dereference() for handle in handles]
