@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from replicator import controller
 from replicator.controller.islands.group import GroupIsland
 from replicator.controller.islands.protocol import (
+    Drop,
     IslandDevice,
     IslandMessage,
     OrderList,
@@ -297,6 +298,15 @@ def test_all_processes_are_given_up_with_the_first_and_it_is_told_once():
     second.hear(7, [0], error)
     first.hear(7, [0], None)  # which is no difference now
     assert (len(first.ends), len(second.ends)) == (1, 0)
+
+
+def test_where_a_value_is_that_an_op_donates_is_forgotten():
+    island, _, _ = group()
+    orders = OrderList(orders=[Drop(values=(3,))])
+    island.submit(
+        IslandMessage(number=1, run=8, order_list=orders, inputs={3: (7, 0)}, values={})
+    )
+    assert list(island._holders) == [(7, 1)]
 
 
 def test_a_value_is_forgotten_where_a_part_of_it_is():

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -93,14 +93,9 @@ class GroupIsland:
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation in all its processes; return its outputs' layouts."""
         numbers = sorted({self.devices[at].process for at in computation.places})
-        program = self._members[numbers[0]].program(computation)
-        layouts = _together(
-            [
-                functools.partial(self._members[n].load_program, computation, program)
-                for n in numbers
-            ]
-        )
-        return layouts[0]
+        members = [self._members[number] for number in numbers]
+        program = members[0].program(computation)
+        return _together(members, lambda at: at.load_program(computation, program))[0]
 
     def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
@@ -108,6 +103,9 @@ class GroupIsland:
         for number, part in parts.items():
             for value in part.kept:
                 self._holders.setdefault((message.run, value), []).append(number)
+        for order in message.order_list.orders:  # they forget what an op donates
+            for value in order.values if isinstance(order, Drop) else ():
+                self._holders.pop(message.inputs.get(value, (-1, -1)), None)
         with self._lock:
             for value in (n for part in parts.values() for n in part.outputs):
                 self._open.setdefault((message.run, value), _Tally()).processes += 1
@@ -124,10 +122,7 @@ class GroupIsland:
             for number in self._members
         }
         found = _together(
-            [
-                functools.partial(self._members[number].read, asked[number])
-                for number in asked
-            ]
+            asked, lambda number: self._members[number].read(asked[number])
         )
         parts: dict[Key, list[Any]] = {}
         for number, arrays in zip(asked, found, strict=True):
@@ -155,7 +150,7 @@ class GroupIsland:
 
         The first of them has what joins all: it is the last.
         """
-        _together([member.leave for member in self._members.values()])
+        _together(self._members.values(), RemoteIsland.leave)
         for member in reversed(self._members.values()):
             member.end()
 
@@ -219,7 +214,7 @@ class GroupIsland:
             self._tell_lost(name, error)
 
 
-def _together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+def _together(each: Collection[Any], call: Callable[[Any], Any]) -> list[Any]:
     """Return what calls return, all at once: each may wait for the others."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [each.result() for each in [pool.submit(call) for call in calls]]
+    with ThreadPoolExecutor(len(each)) as pool:
+        return list(pool.map(call, each))
