@@ -187,6 +187,8 @@ BARS = (
     _bar("controller_pipeline", "live", "==", 4),
     _bar("controller_share", "worst_error", "<=", 0.10),
     _bar("controller_share", "throughput", ">=", 0.95),
+    _bar("controller_order", "failures", "==", 0),
+    _bar("controller_order", "unordered_failures", ">=", 1),
     _bar("controller_soak", "growth", "<=", 1.05),
     _bar("controller_soak", "leaks", "==", 0),
     _bar("controller_overlap", "processes", "<=", 1.15),

@@ -32,7 +32,7 @@ from jax.sharding import PartitionSpec as P
 import replicator
 import replicator.launchpad_bridge as lp
 from benchmarks.runs.faulty_buckets import ENVIRONMENT, FaultyProxy
-from replicator import controller, strategies, testing
+from replicator import controller, rpc, strategies, testing
 from replicator.base.host.strict_json import strict_json
 from replicator.checkpoint import CheckpointStore, Snapshot
 from replicator.checkpoint.buckets.bucket import Bucket
@@ -953,6 +953,12 @@ def read_when_closed():
     ):
         future = pw.put(np.ones(2, np.float32), pw.slice(1))
     return future.result()
+
+
+def connected_to_one_of_two():
+    about = [jax.__version__, "cpu", 1, [["cpu", 1, 0], ["cpu", 1, 1]]]
+    with rpc.Server().bind("describe", lambda: about) as server:
+        return controller.connect([server.address])
 
 
 def on_a_lost_island(use):
@@ -3640,6 +3646,20 @@ ROWS = [
         ArgumentError,
         "`addresses` must be a list of at least one, got []. Pass that of each "
         "`IslandServer`.",
+    ),
+    Row(
+        "Devices that do not divide over the processes of an island",
+        lambda: controller.start(devices=3, processes=2),
+        ArgumentError,
+        "`devices` must divide by `processes`, got 3 for 2. Use 4.",
+    ),
+    Row(
+        "An island of two processes that has one address",
+        connected_to_one_of_two,
+        ArgumentError,
+        "`addresses` must be those of all processes of an island, [0, 1], got those of "
+        "[1] for one. Pass a list of one for each process of its `jax.distributed` "
+        "group in its place.",
     ),
     Row(
         "Islands that are lost at once",

@@ -74,6 +74,7 @@ TINY = {
     "controller_overlap": ["--rounds=1", "--sleep_s=0.01"],
     "controller_pipeline": ["--rounds=1", "--sleep_s=0.002"],
     "controller_share": ["--rounds=1", "--ops=3"],
+    "controller_order": ["--rounds=4"],
     "controller_soak": ["--dataflows=200"],
     "controller_vs_spmd": ["--rounds=1", "--steps=2", "--ms=20"],
     "controller_recovery": ["--rounds=3"],
@@ -144,6 +145,7 @@ EXACT = {
     "controller_overlap": {},
     "controller_pipeline": {"live": 4},
     "controller_share": {},
+    "controller_order": {"failures": 0},
     "controller_soak": {"leaks": 0},
     "controller_recovery": {"failures": 0, "lost_after_s": 4.0},
     "controller_dispatch": {"ray_speedup": None},
@@ -162,7 +164,14 @@ EXACT = {
     "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
 }
 NIGHTLY = {
-    *("actor_learner", "checkpoint_stall", "docs", "goodput", "imagenet_resnet50"),
+    *(
+        "actor_learner",
+        "checkpoint_stall",
+        "controller_order",
+        "docs",
+        "goodput",
+        "imagenet_resnet50",
+    ),
     *("emergency", "hosts", "launch_time", "launchers"),
     *("kill_resume", "learner_faults", "lm", "no_hang", "orphans"),
     *("program_overhead", "rpc_soak", "session", "slow_links"),

@@ -15,13 +15,14 @@ from jax.sharding import PartitionSpec as P
 from replicator import controller
 from replicator.controller.islands.group import GroupIsland
 from replicator.controller.islands.protocol import (
+    Drop,
     IslandDevice,
     IslandMessage,
     OrderList,
     Put,
 )
 from replicator.distributed.processes.ports import free_port
-from replicator.errors import ArgumentError, OpFailedError
+from replicator.errors import ArgumentError, IslandLostError, OpFailedError
 from tests.controller.test_process_islands import called, process_id
 
 LIMIT_S = 120
@@ -143,7 +144,7 @@ def test_values_move_between_a_users_group_and_an_island_of_one_process():
         served_group() as addresses,
         controller.IslandServer("unix:", devices=jax.devices()[:2]) as one,
     ):
-        with pytest.raises(ArgumentError, match=r"processes \[0, 1\] of its"):
+        with pytest.raises(ArgumentError, match=r"those of all processes"):
             controller.connect([addresses[1], one.address])
         # In any order.
         with controller.connect([addresses[::-1], one.address], lost_after_s=300) as pw:
@@ -164,22 +165,22 @@ def pids_of(pw, slice_):
     return [int(pid) for pid in found(np.ones(2)).result(LIMIT_S)]
 
 
+# The last two lose an island each: no other follows that needs it.
+
+
 @pytest.mark.slow
-def test_an_island_is_lost_with_one_of_its_processes_and_none_stays():
-    with controller.start(islands=2, devices=2, processes=2, lost_after_s=300) as pw:
-        add = [pw.fn(lambda x: x + 1, on(pw, n), out_specs=CUT) for n in range(2)]
-        add[1](ROWS).result(LIMIT_S)
-        pids = pids_of(pw, on(pw, 0))
-        ends = [os.pidfd_open(pid) for pid in pids]
-        os.kill(pids[1], signal.SIGKILL)
-        behind = pw.program(lambda x: add[1](add[0](x)))(ROWS)
-        with pytest.raises(OpFailedError, match="process 1, which was killed") as told:
-            behind.result(LIMIT_S)
-        assert told.value.island == "island0"
-        for end in ends:
-            assert select.select([end], [], [], LIMIT_S)[0]
-            os.close(end)
-        np.testing.assert_array_equal(add[1](ROWS).result(LIMIT_S), ROWS + 1)
+def test_an_island_is_lost_with_one_of_its_processes_and_none_stays(pw):
+    add = [pw.fn(lambda x: x + 1, on(pw, n), out_specs=CUT) for n in range(2)]
+    kept, pids = add[0](ROWS), pids_of(pw, add[0].slice)
+    ends = [os.pidfd_open(pid) for pid in pids]
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(IslandLostError, match="process 1, which was killed") as told:
+        kept.result(LIMIT_S)
+    assert told.value.island == "island0"
+    for end in ends:
+        assert select.select([end], [], [], LIMIT_S)[0]
+        os.close(end)
+    np.testing.assert_array_equal(add[1](ROWS).result(LIMIT_S), ROWS + 1)
 
 
 def fail_on_the_second(x):
@@ -189,17 +190,19 @@ def fail_on_the_second(x):
 
 
 @pytest.mark.slow
-def test_an_op_that_fails_in_one_process_alone_is_the_end_of_its_island():
-    with controller.start(islands=1, devices=2, processes=2, lost_after_s=300) as pw:
-        at = pw.slice(2)
-        bad = jax.shard_map(
-            called(fail_on_the_second), mesh=at.mesh, in_specs=CUT, out_specs=CUT
-        )
-        op = pw.fn(lambda x: bad(x), at, in_specs=CUT, out_specs=CUT)
-        with pytest.raises(OpFailedError, match="no such luck"):
-            op(np.arange(2)).result(LIMIT_S)
-        with pytest.raises(OpFailedError, match="failed in some of its processes"):
-            pw.fn(lambda x: x, at)(ROWS).result(LIMIT_S)
+def test_an_op_that_fails_in_one_process_alone_is_the_end_of_its_island(pw):
+    at = on(pw, 1)
+    bad = jax.shard_map(
+        called(fail_on_the_second), mesh=at.mesh, in_specs=CUT, out_specs=CUT
+    )
+    op = pw.fn(lambda x: bad(x), at, in_specs=CUT, out_specs=CUT)
+    kept, end = pw.put(ROWS, at), os.pidfd_open(pids_of(pw, at)[0])
+    with pytest.raises(OpFailedError, match="no such luck"):
+        op(np.arange(2)).result(LIMIT_S)
+    assert select.select([end], [], [], LIMIT_S)[0]
+    os.close(end)
+    with pytest.raises(IslandLostError, match="failed in some processes alone"):
+        kept.result(LIMIT_S)
 
 
 class Member:
@@ -215,8 +218,9 @@ class Member:
     def drop(self, key):
         self.dropped.append(key)
 
-    def give_up(self, why):
-        self.ends.append(why)
+    def give_up(self, error):
+        self.ends.append(str(error))
+        self.lost("island0", error)
 
 
 BOTH = Put(output=0, places=(0, 1), layout=None)
@@ -278,20 +282,31 @@ def test_a_failure_is_reported_once_and_at_once():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_island_whose_processes_differ_is_given_up(order):
-    _, members, _ = group()
+    _, (first, second), news = group()
     for number in order:
-        members[number].hear(7, [0], OpFailedError("a") if number else None)
-    assert all("alone" in each.ends[0] for each in members)
+        (first, second)[number].hear(7, [0], OpFailedError("a") if number else None)
+    assert "in some processes alone" in first.ends[0]
+    assert len(second.ends) == 1
+    assert news[-1][0] == "island0"
 
 
 def test_all_processes_are_given_up_with_the_first_and_it_is_told_once():
     _, (first, second), news = group()
     error = OpFailedError("a")
     second.lost("island0", error)
-    first.lost("island0", OpFailedError("b"))
     assert news == [("island0", error)]
-    second.hear(7, [0], error)  # the other had it, which is no difference now
-    assert len(first.ends) == len(second.ends) == 1
+    second.hear(7, [0], error)
+    first.hear(7, [0], None)  # which is no difference now
+    assert (len(first.ends), len(second.ends)) == (1, 0)
+
+
+def test_where_a_value_is_that_an_op_donates_is_forgotten():
+    island, _, _ = group()
+    orders = OrderList(orders=[Drop(values=(3,))])
+    island.submit(
+        IslandMessage(number=1, run=8, order_list=orders, inputs={3: (7, 0)}, values={})
+    )
+    assert list(island._holders) == [(7, 1)]
 
 
 def test_a_value_is_forgotten_where_a_part_of_it_is():

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -80,7 +80,9 @@ class GroupIsland:
         self._lock = threading.Lock()  # guards these two; reports are made under it
         self._members: dict[int, RemoteIsland] = {}
         for number in sorted({device.process for device in devices}):
-            self._members[number] = make_member(number, self._hear, self._lose)
+            self._members[number] = make_member(
+                number, self._hear, functools.partial(self._lose, number)
+            )
 
     @property
     def why_lost(self) -> str:
@@ -91,14 +93,9 @@ class GroupIsland:
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation in all its processes; return its outputs' layouts."""
         numbers = sorted({self.devices[at].process for at in computation.places})
-        program = self._members[numbers[0]].program(computation)
-        layouts = _together(
-            [
-                functools.partial(self._members[n].load_program, computation, program)
-                for n in numbers
-            ]
-        )
-        return layouts[0]
+        members = [self._members[number] for number in numbers]
+        program = members[0].program(computation)
+        return _together(members, lambda at: at.load_program(computation, program))[0]
 
     def submit(self, message: IslandMessage) -> None:
         """Take the message with the next number, and return at once."""
@@ -106,6 +103,9 @@ class GroupIsland:
         for number, part in parts.items():
             for value in part.kept:
                 self._holders.setdefault((message.run, value), []).append(number)
+        for order in message.order_list.orders:  # they forget what an op donates
+            for value in order.values if isinstance(order, Drop) else ():
+                self._holders.pop(message.inputs.get(value, (-1, -1)), None)
         with self._lock:
             for value in (n for part in parts.values() for n in part.outputs):
                 self._open.setdefault((message.run, value), _Tally()).processes += 1
@@ -124,10 +124,7 @@ class GroupIsland:
         """Return values that were reported."""
         asked = self._held(keys)
         found = _together(
-            [
-                functools.partial(self._members[number].read, asked[number])
-                for number in asked
-            ]
+            asked, lambda number: self._members[number].read(asked[number])
         )
         parts: dict[Key, list[Any]] = {}
         for number, arrays in zip(asked, found, strict=True):
@@ -155,7 +152,7 @@ class GroupIsland:
 
         The first of them has what joins all: it is the last.
         """
-        _together([member.leave for member in self._members.values()])
+        _together(self._members.values(), RemoteIsland.leave)
         for member in reversed(self._members.values()):
             member.end()
 
@@ -211,21 +208,22 @@ class GroupIsland:
                 self._report(run, news, error)
             is_torn &= not self._is_lost
         if is_torn:
-            self._give_up("an op failed in some of its processes alone")
+            # The others follow.
+            next(iter(self._members.values())).give_up(
+                RpcError("an op failed in some processes alone")
+            )
 
-    def _lose(self, name: str, error: BaseException) -> None:
+    def _lose(self, number: int, name: str, error: BaseException) -> None:
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True
         if not was_lost:
-            self._give_up("another of its processes was lost")
+            for other, member in list(self._members.items()):
+                if other != number:  # which waits for the end of this
+                    member.give_up(RpcError("another of its processes was lost"))
             self._tell_lost(name, error)
 
-    def _give_up(self, why: str) -> None:
-        for member in list(self._members.values()):
-            member.give_up(RpcError(why))
 
-
-def _together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+def _together(each: Collection[Any], call: Callable[[Any], Any]) -> list[Any]:
     """Return what calls return, all at once: each may wait for the others."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [each.result() for each in [pool.submit(call) for call in calls]]
+    with ThreadPoolExecutor(len(each)) as pool:
+        return list(pool.map(call, each))

@@ -23,7 +23,7 @@ from replicator.rpc.server.server import Server
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessGroup:
+class IslandGroup:
     """The processes of an island that has several, to one of them.
 
     Attributes:
@@ -53,7 +53,7 @@ class IslandSettings:
     devices: int
     share: int
     folder: str
-    group: ProcessGroup | None = None
+    group: IslandGroup | None = None
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
             os._exit(0)  # ops may still run, and nobody wants them
 
 
-def _join(group: ProcessGroup) -> None:
+def _join(group: IslandGroup) -> None:
     """Join the other processes of the island; what the user set stays as it is."""
     was = os.environ.get(FILE_VARIABLE)
     os.environ[FILE_VARIABLE] = group.secret

@@ -176,9 +176,9 @@ class _Served:
         wanted = sorted({process for _, _, process in abouts[0][2]})
         if sorted(numbers) != wanted:
             raise ArgumentError(
-                f"an island must have the addresses of all processes {wanted} of its "
-                f"`jax.distributed` group, got those of {numbers} at "
-                f"{', '.join(addresses)}. Pass a list with one for each."
+                f"`addresses` must be those of all processes of an island, {wanted}, "
+                f"got those of {numbers} for one. Pass a list of one for each process "
+                "of its `jax.distributed` group in its place."
             )
         # Each process knows the memory of its own devices alone.
         of = dict(zip(numbers, (found for _, _, found in abouts), strict=True))

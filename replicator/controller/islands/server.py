@@ -248,7 +248,9 @@ class IslandServer:
     """Offer devices of this process as an island; `controller.connect` finds it.
 
     It takes data, and programs as `jax.export` has them, from who knows the secret: who
-    knows it has this process's devices. A context: at its end the island ends.
+    knows it has this process's devices. A context: at its end the island ends. Of a
+    group that `jax.distributed` joined each process has one: together they are one
+    island, with the devices of all.
 
     Args:
       address: Where to listen, as `rpc.Server` has it: "grpc://host:7000", "unix:/…".

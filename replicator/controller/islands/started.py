@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicator.controller.islands.island_process import IslandSettings, ProcessGroup
+from replicator.controller.islands.island_process import IslandGroup, IslandSettings
 from replicator.controller.islands.joined import JoinedIslands
 from replicator.controller.islands.protocol import Island
 from replicator.controller.islands.remote import IslandParent
@@ -35,7 +35,7 @@ class StartedIsland:
     """
 
     def __init__(
-        self, devices: int, share: int, group: ProcessGroup | None = None
+        self, devices: int, share: int, group: IslandGroup | None = None
     ) -> None:
         self._stack = contextlib.ExitStack()
         self._sending = threading.Lock()  # a recipe goes whole
@@ -110,14 +110,14 @@ class StartedGroup:
         self._stack = contextlib.ExitStack()
         self._ending = threading.Lock()  # guards `_how`
         self._how: str | None = None
-        groups: Sequence[ProcessGroup | None] = [None]
+        groups: Sequence[IslandGroup | None] = [None]
         if count > 1:
             folder = tempfile.TemporaryDirectory(prefix="replicator-island-")
             secret = os.path.join(self._stack.enter_context(folder), "secret")
             Secret.generate().write(secret)
             at = f"127.0.0.1:{free_port()}"
             groups = [
-                ProcessGroup(coordinator=at, secret=secret, count=count, number=number)
+                IslandGroup(coordinator=at, secret=secret, count=count, number=number)
                 for number in range(count)
             ]
         try:
