@@ -70,6 +70,13 @@ def test_a_dataflow_over_two_islands_has_the_values_of_figure_2(pw):
 
 
 @pytest.mark.slow
+def test_a_function_of_the_host_is_refused_where_it_would_run_twice(pw):
+    op = pw.host(np.sin, on(pw, 0), jax.ShapeDtypeStruct((2,), np.float32))
+    with pytest.raises(ArgumentError, match=r"`sin` of .* must run on an island"):
+        op(np.ones(2, np.float32))
+
+
+@pytest.mark.slow
 def test_a_sum_is_over_the_devices_of_all_processes(pw):
     at = on(pw, 1)
     found = pw.fn(summed(at), at, in_specs=CUT)(ROWS).result(LIMIT_S)

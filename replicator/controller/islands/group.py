@@ -32,7 +32,7 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.islands.remote import RemoteIsland
 from replicator.controller.islands.wire import joined_parts
 from replicator.controller.layouts import SliceLayout
-from replicator.errors import RpcError
+from replicator.errors import ArgumentError, RpcError
 
 Lost = Callable[[str, BaseException], None]
 
@@ -93,6 +93,12 @@ class GroupIsland:
     def load(self, computation: Computation) -> Sequence[SliceLayout]:
         """Compile a computation in all its processes; return its outputs' layouts."""
         numbers = sorted({self.devices[at].process for at in computation.places})
+        if computation.is_host:
+            raise ArgumentError(
+                f"op `{computation.name}` of `pw.host` must run on an island of one "
+                f"process, got one on {self.name} at {computation.line}. Make its "
+                "slice with `island=` of another."
+            )
         members = [self._members[number] for number in numbers]
         program = members[0].program(computation)
         return _together(members, lambda at: at.load_program(computation, program))[0]
@@ -116,13 +122,14 @@ class GroupIsland:
             )
 
     def ask(self, keys: Sequence[Key]) -> None:
-        """Have values that one call will read come with the report of the last."""
-        for number, held in self._held(keys).items():
-            self._members[number].ask(held)
+        """Nothing is prepared: `read` asks each process for its parts."""
 
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported."""
-        asked = self._held(keys)
+        asked = {
+            number: [key for key in keys if number in self._holders.get(key, ())]
+            for number in self._members
+        }
         found = _together(
             asked, lambda number: self._members[number].read(asked[number])
         )
@@ -160,13 +167,6 @@ class GroupIsland:
         """End it at once: after Ctrl-C."""
         for member in reversed(self._members.values()):
             member.kill()
-
-    def _held(self, keys: Sequence[Key]) -> dict[int, list[Key]]:
-        """Return which of some values each process has a part of."""
-        return {
-            number: [key for key in keys if number in self._holders.get(key, ())]
-            for number in self._members
-        }
 
     def _parts_of(self, orders: OrderList) -> Mapping[int, OrderList]:
         """Return the orders of each process: those of slices that it has devices of."""
