@@ -3716,15 +3716,15 @@ ROWS = [
         lambda: on_a_lost_island(lambda pw, op, lost: op(lost)),
         IslandLostError,
         "a future must be on an island that is there, got one that was lost with "
-        "island0, for it was stopped. Compute it again, or from a copy that another "
-        "island has by `pw.copy`.",
+        "island0, for its server is gone. Compute it again, or from a copy that "
+        "another island has by `pw.copy`.",
     ),
     Row(
         "A slice whose island was lost, and no other has its devices",
         lambda: on_a_lost_island(lambda pw, op, lost: op(np.ones(2))),
         IslandLostError,
         "a slice must have an island, got slice0 (1 on island0), which was lost, for "
-        "it was stopped: no other island has 1 devices of kind cpu for it. Pass "
+        "its server is gone: no other island has 1 devices of kind cpu for it. Pass "
         "`spares`, or start again from what was saved.",
     ),
     Row(

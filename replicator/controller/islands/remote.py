@@ -46,6 +46,7 @@ from replicator.controller.layouts import SliceLayout
 from replicator.errors import (
     ArgumentError,
     CallTimeoutError,
+    ConnectionLostError,
     DecodeError,
     EncodeError,
     IslandLostError,
@@ -378,4 +379,7 @@ class RemoteIsland:
 def _text(error: Exception) -> str:
     if isinstance(error, CallTimeoutError):
         return "which gave no sign of life"
+    # Which of them ends a call depends on what was under way.
+    if isinstance(error, ServerStoppedError | ConnectionLostError):
+        return "for its server is gone"
     return f"for {(str(error) or type(error).__name__).splitlines()[0]}"
