@@ -3648,6 +3648,20 @@ ROWS = [
         "`IslandServer`.",
     ),
     Row(
+        "A spare island's address that is in no list",
+        lambda: controller.connect(["host:7000"], spares="host:7001"),
+        ArgumentError,
+        "`spares` must be a list with an address, or a list of them, for each island, "
+        "got 'host:7001'. Pass that of each `IslandServer`.",
+    ),
+    Row(
+        "An island without an address",
+        lambda: controller.connect(["host:7000", []]),
+        ArgumentError,
+        "`addresses` must be a list with an address, or a list of them, for each "
+        "island, got ['host:7000', []]. Pass that of each `IslandServer`.",
+    ),
+    Row(
         "Devices that do not divide over the processes of an island",
         lambda: controller.start(devices=3, processes=2),
         ArgumentError,

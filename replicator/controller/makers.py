@@ -149,12 +149,7 @@ def connect(
             "of each `IslandServer`."
         )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    all_of_them = [*addresses, *spares]
-    groups = [[each] if isinstance(each, str) else each for each in all_of_them]
-    found = [
-        [each if ":/" in each else f"grpc://{each}" for each in group]
-        for group in groups
-    ]
+    found = [*_groups("addresses", addresses), *_groups("spares", spares)]
 
     def make(report: Report) -> IslandPool:
         joined = JoinedIslands(
@@ -168,3 +163,17 @@ def connect(
         )
 
     return Controller(make, order=order)
+
+
+def _groups(name: str, islands: Sequence[str | Sequence[str]]) -> list[list[str]]:
+    """Return the addresses of the processes of each island, as `rpc` has them."""
+    groups = [[each] if isinstance(each, str) else [*each] for each in islands]
+    if isinstance(islands, str) or not all(groups):
+        raise ArgumentError(
+            f"`{name}` must be a list with an address, or a list of them, for each "
+            f"island, got {islands!r}. Pass that of each `IslandServer`."
+        )
+    return [
+        [each if ":/" in each else f"grpc://{each}" for each in group]
+        for group in groups
+    ]

@@ -1,13 +1,16 @@
 """Functions of the host as ops: in order, once, beside the devices."""
 
 import os
+import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
 
 from replicator import controller
+from replicator.controller.islands.running.host_run import HostFunction
 from replicator.errors import ArgumentError, OpFailedError
 
 ONES = np.ones(2, np.float32)
@@ -42,6 +45,35 @@ def pw():
 def added(pw, on):
     counter = Counter()
     return counter, pw.host(counter.add, on, {"x": PAIR, "calls": NUMBER})
+
+
+MADE = []
+
+
+def made():
+    MADE.append(object())
+    return np.sin
+
+
+class Made:
+    """A function that counts how often it is made of its pickle."""
+
+    def __call__(self, x):
+        return np.sin(x)
+
+    def __reduce__(self):
+        return made, ()
+
+
+def test_a_function_that_arrives_twice_at_once_is_one_object():
+    data, at_once = pickle.dumps(HostFunction(Made())), threading.Barrier(8)
+
+    def arrive(_):
+        at_once.wait(LIMIT_S)
+        return pickle.loads(data)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(arrive, range(8)))) == len(MADE) == 1
 
 
 def test_calls_are_made_once_in_order_and_also_if_nobody_reads_them(pw):

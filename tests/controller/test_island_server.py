@@ -1,7 +1,9 @@
 """Islands that are connected to: what they refuse, and whom."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
+import pickle
+import types
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -10,8 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from replicator import controller, rpc
 from replicator.controller.islands.exports import function_of_export
+from replicator.controller.islands.hosted import PeerIsland
 from replicator.controller.islands.protocol import Drop, Put, Receive, Send
 from replicator.controller.islands.server import IslandService
+from replicator.controller.islands.waiting.arrivals import IslandValue
 from replicator.controller.islands.wire import (
     layout_from,
     order_data,
@@ -162,6 +166,39 @@ def test_what_nobody_asked_for_stays_and_what_is_there_is_answered_at_once(servi
     service.take("s", 2, [["ask", [[7, 1]]]])
     _, _, [[keys, _]] = service._of("s").reports(LIMIT_S)
     assert keys == [(7, 1)]
+
+
+def test_a_large_value_does_not_go_along_with_reports(service):
+    large = np.ones((1 << 18) + 1, np.float32)
+    listed = [order_data(PUTS[0], lambda _: 0)]
+    run = ["run", 0, 7, 0, [], [[0, large]]]
+    service.take("s", 0, [["ask", [[7, 0]]], ["orders", 0, listed], run])
+    assert service._of("s").reports(LIMIT_S)[1:] == [[[7, [0], None]], []]
+
+
+def test_a_recipe_is_not_kept_once_it_was_taken():
+    device = controller.local(islands=1, devices=1)._islands["island0"].devices[0]
+    service = joined(IslandService([device], takes_recipes=True))
+    service.take_recipe(3, b"no recipe")
+    with pytest.raises(pickle.UnpicklingError):
+        service.load("s", 3, {}, b"")
+    assert not service._recipes
+    service.leave("s")
+
+
+def test_shards_that_several_devices_have_are_sent_once():
+    sent = []
+    calls = types.SimpleNamespace(deliver=lambda *args: sent.append(args))
+    peer = PeerIsland(
+        types.SimpleNamespace(futures=calls, close=lambda: None), session="s"
+    )
+    done = Future()
+    done.set_result(None)
+    one, two = np.zeros(2), np.ones(2)
+    peer.deliver((7, 0), 0, IslandValue([one, two, one], done))
+    peer._sending.shutdown(wait=True)
+    arrays, places = sent[0][4]
+    assert (len(arrays), places) == (2, [0, 1, 0])
 
 
 def test_a_read_of_what_was_dropped_is_forgotten(service):

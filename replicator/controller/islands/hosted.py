@@ -43,6 +43,9 @@ from replicator.controller.islands.wire import (
 from replicator.errors import ArgumentError, OpFailedError
 from replicator.rpc.client.client import Client
 
+_MOST_ANSWER_BYTES = 1 << 20
+"""Of a read that goes along with reports, whose lateness means that it is lost."""
+
 
 class PeerIsland:
     """Another island, to which shards are sent when they are computed.
@@ -61,7 +64,9 @@ class PeerIsland:
     def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
         """Send a value once it is computed, or the error that it ended with."""
         # A later op may be given its memory before it is read here.
-        kept = None if shards.array is None else [each.copy() for each in shards.array]
+        given = shards.array
+        copies = {id(each): each.copy() for each in given or ()}
+        kept = None if given is None else [copies[id(each)] for each in given]
         shards.done.add_done_callback(
             lambda done: self._sending.submit(
                 self._send, [*key, sender], kept, done.exception()
@@ -210,7 +215,7 @@ class HostedIsland:
 
     def give_up(self) -> None:
         """End an island whose controller is gone, or has to go; returns at once."""
-        for name in self._peers:
+        for name in list(self._peers):
             error = OpFailedError(f"the controller of {self._island.name} was lost")
             self._island.lose(name, error)
         threading.Thread(target=self.close, daemon=True).start()
@@ -235,10 +240,12 @@ class HostedIsland:
         return bool(self._reports or self._answers) or self._is_closed
 
     def _add_answers(self, reads: Sequence[Sequence[Key]]) -> None:
-        """Have values read, as long as they are there."""
+        """Have values read that are there; who asked for large ones fetches them."""
         for keys in reads:
             with contextlib.suppress(KeyError):  # dropped: nobody reads it
-                self._answers.append((keys, self._island.read(keys)))
+                arrays = self._island.read(keys)
+                if sum(array.nbytes for array in arrays) <= _MOST_ANSWER_BYTES:
+                    self._answers.append((keys, arrays))
 
     def _answer(self, keys: Sequence[Key], arrays: Sequence[Any]) -> Data:
         """Return a read as data; without arrays if one was donated meanwhile."""

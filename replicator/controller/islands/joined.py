@@ -1,5 +1,6 @@
 """Join islands that are served already to one session of a controller."""
 
+import contextlib
 import dataclasses
 import functools
 import secrets
@@ -16,7 +17,7 @@ from replicator.controller.islands.protocol import (
     process_name,
 )
 from replicator.controller.islands.remote import IslandParent, RemoteIsland
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, RpcError
 from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
@@ -94,7 +95,8 @@ class JoinedIslands:
                     joined.append(client)
         except BaseException:
             for client in joined:
-                client.leave(self._session)
+                with contextlib.suppress(RpcError):  # it is gone by itself
+                    client.leave(self._session)
             for client in (each for group in clients for each in group):
                 client.close()
             raise

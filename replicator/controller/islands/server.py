@@ -176,7 +176,9 @@ class IslandService:
         if program:
             run, shapes = function_of_export(program)
         elif self._takes_recipes:
-            run, shapes = function_of_recipe(self._recipe(number).result(_RECIPE_S))
+            recipe = self._recipe(number).result(_RECIPE_S)
+            del self._recipes[number]
+            run, shapes = function_of_recipe(recipe)
         else:
             raise ArgumentError(
                 "`program` must be bytes of `jax.export`, got none. Only the process "

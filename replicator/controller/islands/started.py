@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from replicator.controller.islands.island_process import IslandGroup, IslandSettings
 from replicator.controller.islands.joined import JoinedIslands
@@ -50,19 +51,21 @@ class StartedIsland:
         until_s = time.monotonic() + _START_S
         send(self._process, import_path() + pickled(settings), until_s)
 
+    @property
+    def output(self) -> IO[bytes]:
+        """Where it writes its address, once it serves."""
+        assert self._process.stdout is not None, "a pipe"
+        return self._process.stdout
+
     def address(self) -> str:
-        """Wait until it serves; return where.
+        """Return where it serves, when there is something to read.
 
         Raises:
-          LaunchError: It has ended, or does not start in time.
+          LaunchError: It has ended.
         """
-        assert self._process.stdout is not None, "a pipe"
-        poll = select.poll()
-        poll.register(self._process.stdout, select.POLLIN)
-        line = self._process.stdout.readline() if poll.poll(_START_S * 1e3) else b""
-        if not line:
+        if not (line := self.output.readline()):
             raise LaunchError(
-                f"an island could not be started: it {self.end(_START_S)}. Read what "
+                f"an island could not be started: it {self.end(_PIPE_S)}. Read what "
                 "it printed, above."
             )
         return json.loads(line)
@@ -124,7 +127,9 @@ class StartedGroup:
             for group in groups:
                 self.processes.append(StartedIsland(devices, share, group))
         except BaseException:
-            self.end()
+            if self.processes:
+                self.end()
+            self._stack.close()
             raise
 
     @property
@@ -133,6 +138,31 @@ class StartedGroup:
         if len(self.processes) == 1:
             return self.processes
         return [_StartedMember(self, number) for number in range(len(self.processes))]
+
+    def addresses(self) -> list[str]:
+        """Wait until all serve; return where each does.
+
+        Raises:
+          LaunchError: One has ended, or does not start in time.
+        """
+        found, poll = [""] * len(self.processes), select.poll()
+        # Of a group none serves before all have started, so any of them may end first.
+        left = {each.output.fileno(): n for n, each in enumerate(self.processes)}
+        for file in left:
+            poll.register(file, select.POLLIN)
+        until_s = time.monotonic() + _START_S
+        while left:
+            ready = poll.poll(max(until_s - time.monotonic(), 0.0) * 1e3)
+            if not ready:
+                raise LaunchError(
+                    f"an island could not be started: it did not serve within "
+                    f"{_START_S:g} s. Read what it printed, above."
+                )
+            for file, _ in ready:
+                poll.unregister(file)
+                number = left.pop(file)
+                found[number] = self.processes[number].address()
+        return found
 
     def end(self, number: int = 0, wait_s: float = 0.0) -> str:
         """End all; return which ended by themselves and how, or "".
@@ -202,7 +232,7 @@ class StartedIslands:
             if self._is_stopped:
                 self.stop()
             self._joined.join(
-                [[each.address() for each in at.processes] for at in self._started],
+                [each.addresses() for each in self._started],
                 [at.parents for at in self._started],
             )
             self._started = []

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 
+from replicator.base.out_of_memory import readable
 from replicator.controller.islands.protocol import Island, IslandPool
 from replicator.controller.scheduling.planned import Plan
 from replicator.controller.scheduling.submissions import Submissions
@@ -40,6 +41,8 @@ class SliceMoves:
         self._num_spares = len(pool.spares)
         self._moving = threading.Lock()  # one island after the other
         self._changed = threading.Condition(lock)  # guards the following
+        # Runs may be sent to these: one that joins is not among them at once.
+        self._known = set(pool.islands)
         self._epoch = 0
         self._threads: dict[str, threading.Thread] = {}  # by island that was lost
         self._moved: set[str] = set()  # of these, whose slices have moved
@@ -133,8 +136,9 @@ class SliceMoves:
         return self._pool.islands[each.island].why_lost
 
     def _usable(self) -> list[Island]:
-        islands, spares = list(self._pool.islands.values()), self._pool.spares
-        return [i for i in islands if not i.why_lost and i.name not in spares]
+        usable = self._known.difference(self._pool.spares)
+        islands = list(self._pool.islands.values())
+        return [each for each in islands if each.name in usable and not each.why_lost]
 
     def _move_from(self, name: str) -> None:
         with self._moving:
@@ -150,18 +154,18 @@ class SliceMoves:
                 self._epoch += 1
                 self._changed.notify_all()
             while len(self._pool.spares) < self._num_spares:
-                if (spare := self._another()) is None:
+                if self._another(as_spare=True) is None:
                     return
-                self._pool.spares.append(spare.name)
 
     def _spare(self) -> Island | None:
-        while self._pool.spares:
-            spare = self._pool.islands[self._pool.spares.pop(0)]
-            if not spare.why_lost:
+        for name in self._pool.spares:
+            spare = self._pool.islands[name]
+            if not spare.why_lost:  # else its own thread removes it
+                self._pool.spares.remove(name)
                 return spare
         return None
 
-    def _another(self) -> Island | None:
+    def _another(self, *, as_spare: bool = False) -> Island | None:
         if self._pool.another is None or self._is_closed:
             return None
         try:
@@ -170,7 +174,11 @@ class SliceMoves:
             if not self._is_closed:
                 logging.getLogger(__name__).warning("%s", error)
             return None
-        self._submissions.island_joined(found.name)
+        with self._changed:
+            self._submissions.island_joined(found.name)
+            self._known.add(found.name)
+            if as_spare:
+                self._pool.spares.append(found.name)
         return found
 
     def _move(self, each: Slice, found: Island | None) -> None:
@@ -192,6 +200,8 @@ class SliceMoves:
                 continue
             each.island = island.name
             return
+        free = f", {readable(each.memory_bytes)} free on each"
         self._left[each.name] = (
             f"no other island has {asked.count} devices of kind {kind} for it"
+            f"{free if each.memory_bytes else ''}"
         )

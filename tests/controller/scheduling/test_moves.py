@@ -27,7 +27,7 @@ class PlainIsland:
 class Machine:
     """Islands of a device each, a slice on the first, and what moves it."""
 
-    def __init__(self, islands, spares=0, another=None, lost=()):
+    def __init__(self, islands, spares=0, another=None, lost=(), memory_bytes=0):
         names = [f"island{n}" for n in range(islands + spares)]
         self.islands = {name: PlainIsland(name) for name in names}
         for name in lost:
@@ -42,14 +42,14 @@ class Machine:
             island="island0",
             places=(0,),
             axes={"devices": 1},
-            memory_bytes=0,
+            memory_bytes=memory_bytes,
             devices=SliceDevices(),
         )
         told = types.SimpleNamespace(
             island_lost=lambda name: None, island_joined=lambda name: None
         )
-        slices, lock = {"slice0": self.slice}, threading.Lock()
-        self.moves = SliceMoves(self.pool, slices, lock, told)
+        self.slices, self.lock = {"slice0": self.slice}, threading.Lock()
+        self.moves = SliceMoves(self.pool, self.slices, self.lock, told)
 
     def add(self, name):
         self.islands[name] = PlainIsland(name)
@@ -58,6 +58,10 @@ class Machine:
     def lose(self, name):
         self.islands[name].why_lost = "by a test"
         self.moves.lost(name)
+
+    def settle(self):
+        for thread in self.moves._threads.values():
+            thread.join(60)
 
     def planned(self, make=lambda: PLAN):
         return self.moves.plan(make, [self.slice])
@@ -68,8 +72,7 @@ def test_a_slice_goes_to_a_spare_before_one_is_started():
     machine.lose("island0")
     assert machine.planned() is PLAN
     assert machine.slice.island == "island2"
-    for thread in machine.moves._threads.values():
-        thread.join(60)
+    machine.settle()
     assert machine.pool.spares == ["started"]  # in its place
 
 
@@ -98,6 +101,35 @@ def test_a_spare_that_was_lost_takes_no_slice():
     assert machine.slice.island == "island2"
 
 
+def test_a_spare_that_was_lost_with_another_island_is_replaced_once():
+    names = iter(["third", "fourth", "fifth"])
+    machine = Machine(1, spares=1, another=lambda: next(names))
+    machine.islands["island1"].why_lost = "by a test"  # which nobody was told yet
+    machine.lose("island0")
+    machine.planned()
+    machine.lose("island1")
+    machine.settle()
+    assert machine.slice.island == "third"
+    assert machine.pool.spares == ["fourth"]
+    assert next(names) == "fifth"
+
+
+def test_an_island_that_is_to_be_a_spare_is_offered_to_no_slice():
+    machine, offered = Machine(2, spares=1), []
+
+    def another():
+        island = machine.add("started")
+        with machine.lock:
+            offered.extend(each.name for each in machine.moves.islands())
+        return island
+
+    machine.moves._pool = dataclasses.replace(machine.pool, another=another)
+    machine.lose("island0")
+    machine.settle()
+    assert offered == ["island1", "island2"]
+    assert machine.pool.spares == ["started"]
+
+
 def test_an_island_that_was_lost_before_anybody_listened_is_left_too():
     machine = Machine(2, lost=["island0"])
     machine.planned()
@@ -124,6 +156,16 @@ def test_a_slice_that_nothing_has_devices_for_is_refused_at_each_call():
     for _ in range(2):
         with pytest.raises(IslandLostError, match="no other island has 1 devices"):
             machine.planned()
+
+
+def test_a_slice_whose_memory_no_other_island_has_free_is_refused_for_that():
+    machine = Machine(2, memory_bytes=60)
+    machine.slices["slice1"] = dataclasses.replace(
+        machine.slice, name="slice1", island="island1"
+    )
+    machine.lose("island0")
+    with pytest.raises(IslandLostError, match="for it, 60 bytes free on each"):
+        machine.planned()
 
 
 def test_nothing_moves_after_the_end():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,8 +35,16 @@ class HostFunction:
         return _arrived, (self._token, self._pickled)
 
 
-@functools.cache
 def _arrived(token: str, data: bytes) -> HostFunction:
+    with _arriving:  # computations are loaded in threads of their own
+        return _made(token, data)
+
+
+_arriving = threading.RLock()
+
+
+@functools.cache
+def _made(token: str, data: bytes) -> HostFunction:
     del token  # functions that are pickled alike are not one
     return HostFunction(unpickled(data))
 
