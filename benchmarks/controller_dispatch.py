@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     del argv
     started_s = time.monotonic()
     fake_devices(_DEVICES)
-    with controller.start(islands=1, devices=_DEVICES) as pw:
+    with controller.start(islands=1, devices=_DEVICES, lost_after_s=300) as pw:
         runs = _chains(pw) | _steps(pw)
         if _RAY.value:
             runs["ray"] = _ray_chain()

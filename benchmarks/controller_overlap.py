@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     started_s = time.monotonic()
     with (
         controller.local(islands=2, devices=2) as apart,
-        controller.start(islands=2, devices=2) as processes,
+        controller.start(islands=2, devices=2, lost_after_s=300) as processes,
         controller.local(islands=1, devices=4) as together,
     ):
         result = {

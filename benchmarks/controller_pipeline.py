@@ -102,7 +102,7 @@ def _measured(
 
 def _process_ratio(params: Sequence[dict], x: np.ndarray) -> float:
     """Return the same as `ratio`, on islands in processes of their own."""
-    with controller.start(islands=_STAGES, devices=1) as pw:
+    with controller.start(islands=_STAGES, devices=1, lost_after_s=300) as pw:
         slices = [pw.slice(1, island=f"island{n}") for n in range(_STAGES)]
         # Their counts stay there; a lock could not be sent.
         stages = [functools.partial(_sleeping, _SLEEP_S.value)] * _STAGES

@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
             lost_after_s=_LOST_AFTER_S,
         ) as pw:
             there = _Homes(pw)
-            wanted = wanted or there.run(lambda: 0.0)[:2]
+            wanted = wanted or there.undisturbed()
             for key, sent in itertools.islice(itertools.cycle(phase.kinds), count):
                 there.wait_for_spares(phase.spares)
                 victim, at_s = chance.randrange(3), chance.uniform(0.0, _MOMENT_S)
@@ -134,6 +134,17 @@ class _Homes:
         until_s = time.monotonic() + _DEADLINE_S
         while len(self._pw._moves._pool.spares) < count and time.monotonic() < until_s:
             time.sleep(0.05)
+
+    def undisturbed(self) -> list[Any]:
+        """Return the bits of both where nothing is lost.
+
+        Raises:
+          RuntimeError: One of them does not end.
+        """
+        found = self.run(lambda: 0.0)[:2]
+        if not all(isinstance(each, list) for each in found):
+            raise RuntimeError(f"undisturbed, too: {found}")
+        return found
 
     def run(self, disturb: Callable[[], float], victim: int = -1) -> list[Any]:
         """Train, and compute beside it; return the bits of both, or what went wrong.

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     command = ["-m", "benchmarks.controller_vs_spmd", "--loop"]
     loops = [Worker(command, timeout_s=_LIMIT_S) for _ in range(2)]
     with (
-        controller.start(islands=2, devices=_DEVICES) as pw,
+        controller.start(islands=2, devices=_DEVICES, lost_after_s=_LIMIT_S) as pw,
         ThreadPoolExecutor(len(loops)) as asking,
     ):
 

@@ -38,6 +38,7 @@ _PROGRAM = (
 # Of a run of several processes, or for its devices: the child is none of them.
 _NOT_HANDED_ON = {
     *("REPLICATOR_COORDINATOR", "REPLICATOR_NUM_PROCESSES", "REPLICATOR_PROCESS_ID"),
+    "REPLICATOR_COORDINATOR_BIND",
     *("REPLICATOR_FAKE_DEVICES", VARIABLE),
 }
 _LAST_LINES = 3

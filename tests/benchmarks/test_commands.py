@@ -168,6 +168,7 @@ NIGHTLY = {
         "actor_learner",
         "checkpoint_stall",
         "controller_order",
+        "controller_recovery",
         "docs",
         "goodput",
         "imagenet_resnet50",

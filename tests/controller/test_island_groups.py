@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from replicator import controller
-from replicator.controller.islands.group import GroupIsland
+from replicator.controller.islands.group import GroupIsland, _together
 from replicator.controller.islands.protocol import (
     Drop,
     IslandDevice,
@@ -21,6 +22,7 @@ from replicator.controller.islands.protocol import (
     OrderList,
     Put,
 )
+from replicator.controller.islands.wire import ArrayParts
 from replicator.distributed.processes.ports import free_port
 from replicator.errors import ArgumentError, IslandLostError, OpFailedError
 from tests.controller.test_process_islands import called, process_id
@@ -305,6 +307,36 @@ def test_all_processes_are_given_up_with_the_first_and_it_is_told_once():
     second.hear(7, [0], error)
     first.hear(7, [0], None)  # which is no difference now
     assert (len(first.ends), len(second.ends)) == (1, 0)
+
+
+class Fleeting(dict):
+    """Forgets what it was asked for, as when another thread donates it."""
+
+    def get(self, key, default=None):
+        return self.pop(key, default)
+
+
+def test_a_value_that_an_op_is_given_meanwhile_is_read_from_all_or_none():
+    island, members, _ = group()
+    island._holders = Fleeting(island._holders)
+    parts = [ArrayParts(shape=(2,), parts=[((n,), np.full(1, n))]) for n in range(2)]
+    for member, part in zip(members, parts, strict=True):
+        member.read = lambda keys, part=part: [part for _ in keys]
+    assert island.read([(7, 0)])[0].tolist() == [0, 1]
+
+
+def test_who_is_interrupted_waits_for_no_process():
+    over, waited = threading.Event(), []
+
+    def call(number):
+        if number == 0:
+            raise KeyboardInterrupt
+        waited.append(over.wait(LIMIT_S))
+
+    with pytest.raises(KeyboardInterrupt):
+        _together([0, 1], call)
+    assert not waited
+    over.set()
 
 
 def test_where_a_value_is_that_an_op_donates_is_forgotten():

@@ -126,8 +126,10 @@ class GroupIsland:
 
     def read(self, keys: Sequence[Key]) -> list[jax.Array]:
         """Return values that were reported."""
+        # All parts of a value or none, though an op may be given it meanwhile.
+        holders = {key: self._holders.get(key, ()) for key in keys}
         asked = {
-            number: [key for key in keys if number in self._holders.get(key, ())]
+            number: [key for key in keys if number in holders[key]]
             for number in self._members
         }
         found = _together(
@@ -225,5 +227,8 @@ class GroupIsland:
 
 def _together(each: Collection[Any], call: Callable[[Any], Any]) -> list[Any]:
     """Return what calls return, all at once: each may wait for the others."""
-    with ThreadPoolExecutor(len(each)) as pool:
+    pool = ThreadPoolExecutor(len(each))
+    try:
         return list(pool.map(call, each))
+    finally:  # after Ctrl-C nobody waits for them
+        pool.shutdown(wait=False)

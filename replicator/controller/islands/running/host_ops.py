@@ -66,8 +66,10 @@ def call_on_host(
             for each in inputs:
                 each.result()
             found.set_result(place(run(*map(np.asarray, kept))))
-        except BaseException as error:  # whatever a user's function raises
+        except Exception as error:
             found.set_exception(error)
+        except BaseException as error:  # `sys.exit()` would end a thread that waits
+            found.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     thread.put(call)
     return [HostArray(found, 0), *(HostArray(found, at) for at in range(count))]
