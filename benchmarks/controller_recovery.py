@@ -11,7 +11,8 @@ that is not its own, or ends with other bits than undisturbed.
 
 `spare_s` and `cold_s` are the seconds from SIGKILL to the end of the next op on a slice
 of that island, where a warm process is kept and where one is started; `stopped_s` those
-from SIGSTOP, with a warm one. An island is lost after 4 s of silence here
+from SIGSTOP, with a warm one; `group_s` and `group_stopped_s` those from a signal to
+one process of an island of two. An island is lost after 4 s of silence here
 (`lost_after_s`). Medians of rounds.
 """
 
@@ -43,6 +44,7 @@ from replicator import controller
 from replicator.errors import IslandLostError
 
 _ROUNDS = flags.DEFINE_integer("rounds", 20, "Islands that are killed or stopped.")
+_GROUPS = flags.DEFINE_boolean("groups", True, "Islands of two processes, too.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of islands and moments.")
 _LOST_AFTER_S = 4.0
 _DEADLINE_S = 120.0
@@ -56,21 +58,28 @@ class _Phase:
     """Islands of which some are lost.
 
     Attributes:
+      processes: Number of processes of each.
       spares: Number of islands that are kept warm.
       kinds: In turn, the key of what is measured, and the signal.
     """
 
+    processes: int
     spares: int
     kinds: Sequence[tuple[str, int]]
 
 
 _PHASES = (
     _Phase(
+        processes=1,
         spares=1,
         kinds=(("spare_s", signal.SIGKILL), ("stopped_s", signal.SIGSTOP)),
     ),
-    _Phase(spares=0, kinds=[("cold_s", signal.SIGKILL)]),
-    # Islands of two processes, of which one is lost, are a phase of their own here.
+    _Phase(processes=1, spares=0, kinds=[("cold_s", signal.SIGKILL)]),
+    _Phase(
+        processes=2,
+        spares=1,
+        kinds=(("group_s", signal.SIGKILL), ("group_stopped_s", signal.SIGSTOP)),
+    ),
 )
 
 
@@ -80,22 +89,24 @@ def main(argv: list[str]) -> None:
     started_s = time.monotonic()
     chance, failures = random.Random(_SEED.value), 0
     seconds: dict[str, list[float]] = {}
-    wanted: list[Any] = []
-    for phase, count in zip(_PHASES, _shares(_ROUNDS.value), strict=True):
+    phases = _PHASES if _GROUPS.value else _PHASES[:-1]
+    for phase, count in zip(phases, _shares(phases, _ROUNDS.value), strict=True):
         with controller.start(
             islands=3,
             devices=2,
+            processes=phase.processes,
             spares=phase.spares,
             lost_after_s=_LOST_AFTER_S,
         ) as pw:
             there = _Homes(pw)
-            wanted = wanted or there.undisturbed()
+            wanted = there.undisturbed()
             for key, sent in itertools.islice(itertools.cycle(phase.kinds), count):
                 there.wait_for_spares(phase.spares)
                 victim, at_s = chance.randrange(3), chance.uniform(0.0, _MOMENT_S)
-                lose = functools.partial(there.lose, victim, sent, at_s)
+                process = chance.randrange(phase.processes)
+                lose = functools.partial(there.lose, victim, process, sent, at_s)
                 *found, took_s = there.run(lose, victim)
-                about = {"island": victim, "at_s": round(at_s, 3)}
+                about = {"island": victim, "process": process, "at_s": round(at_s, 3)}
                 print(json.dumps({key: took_s, **about}), flush=True)
                 if found == wanted and isinstance(took_s, float):
                     seconds.setdefault(key, []).append(took_s)
@@ -111,10 +122,10 @@ def main(argv: list[str]) -> None:
     print(json.dumps(result))
 
 
-def _shares(rounds: int) -> list[int]:
+def _shares(phases: Sequence[_Phase], rounds: int) -> list[int]:
     """Return the rounds of each phase, by how many kinds it has."""
-    kinds = sum(len(phase.kinds) for phase in _PHASES)
-    later = [max(1, rounds * len(phase.kinds) // kinds) for phase in _PHASES[1:]]
+    kinds = sum(len(phase.kinds) for phase in phases)
+    later = [max(1, rounds * len(phase.kinds) // kinds) for phase in phases[1:]]
     return [rounds - sum(later), *later]
 
 
@@ -173,17 +184,18 @@ class _Homes:
             thread.join(max(0.0, until_s - time.monotonic()))
         return ended
 
-    def lose(self, victim: int, sent: int, moment_s: float) -> float:
+    def lose(self, victim: int, process: int, sent: int, moment_s: float) -> float:
         """Send a signal to an island; return when the next op on its slice ends.
 
         Args:
           victim: Number of the slice.
+          process: Number of the process of its island.
           sent: The signal.
           moment_s: Seconds to wait before.
         """
         value = np.ones(2, np.float32)
         self._probes[victim](value).result(_DEADLINE_S)
-        island = int(self._whose[victim](np.zeros(2, np.int32))[0])
+        island = int(self._whose[victim](np.zeros(2, np.int32))[process])
         time.sleep(moment_s)
         lost_s = time.perf_counter()
         _signalled(island, sent)

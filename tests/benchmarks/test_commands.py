@@ -77,7 +77,7 @@ TINY = {
     "controller_order": ["--rounds=4"],
     "controller_soak": ["--dataflows=200"],
     "controller_vs_spmd": ["--rounds=1", "--steps=2", "--ms=20"],
-    "controller_recovery": ["--rounds=3"],
+    "controller_recovery": ["--rounds=3", "--nogroups"],
     "controller_dispatch": [
         *("--rounds=1", "--ops=2", "--steps=1", "--step_s=0.01", "--noray"),
     ],

@@ -289,14 +289,37 @@ def test_a_failure_is_reported_once_and_at_once():
     assert not first.ends
 
 
+def failed_on(island, kind=OpFailedError):
+    error = kind("a")
+    error.island = island
+    return error
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_island_whose_processes_differ_is_given_up(order):
     _, (first, second), news = group()
     for number in order:
-        (first, second)[number].hear(7, [0], OpFailedError("a") if number else None)
+        error = failed_on("island0") if number else None
+        (first, second)[number].hear(7, [0], error)
     assert "in some processes alone" in first.ends[0]
     assert len(second.ends) == 1
     assert news[-1][0] == "island0"
+
+
+def test_an_island_of_which_one_process_got_what_a_lost_one_sent_stays():
+    _, (first, second), news = group()
+    error = failed_on("island1", IslandLostError)
+    first.hear(7, [0], None)
+    second.hear(7, [0], error)
+    assert news == [(7, [0], error)]
+    assert not first.ends
+
+
+def test_an_island_that_finds_a_process_of_its_own_lost_is_given_up():
+    _, (first, second), _ = group()
+    second.hear(7, [0], failed_on("island0", IslandLostError))
+    assert first.ends
+    assert second.ends
 
 
 def test_all_processes_are_given_up_with_the_first_and_it_is_told_once():

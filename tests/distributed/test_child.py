@@ -25,6 +25,12 @@ def test_a_child_has_what_is_added_to_its_environment():
     assert ask("ADDED", ADDED="yes") == b"yes"
 
 
+def test_a_child_is_no_process_of_the_group_of_its_parent(monkeypatch):
+    variable = "REPLICATOR_COORDINATOR_BIND"
+    monkeypatch.setenv(variable, "host")
+    assert ask(variable) == variable.encode()
+
+
 def test_a_child_that_aborts_ends_with_the_signal_and_its_last_words():
     found = ask("abort")
 

@@ -4,8 +4,9 @@ Each process has a member here, an island of its own to the controller: all memb
 the same messages in the same order, without the orders of slices of which they have no
 device. What one process alone cannot know is put together here: a value is computed
 when all processes that have a part of it say so, and read from the parts of all. The
-processes must do the same, or they wait for each other for ever; so an island is lost
-with the first that is lost, or that fails an op that the others do not.
+processes must do the same, or they wait for each other; so an island is lost with the
+first that is lost, or that fails an op that the others do not. An op of which some have
+got what another island sent, before that was lost, fails; the island stays.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.islands.remote import RemoteIsland
 from replicator.controller.islands.wire import joined_parts
 from replicator.controller.layouts import SliceLayout
-from replicator.errors import ArgumentError, RpcError
+from replicator.errors import ArgumentError, IslandLostError, OpFailedError, RpcError
 
 Lost = Callable[[str, BaseException], None]
 
@@ -44,6 +45,7 @@ class _Tally:
     processes: int = 0
     computed: int = 0
     failed: int = 0
+    failed_here: bool = False  # and not on an island that it depends on
 
 
 class GroupIsland:
@@ -205,9 +207,13 @@ class GroupIsland:
                     del self._open[run, value]
                     news += [value] if tally.failed == 0 else []
                 news += [value] if error and is_first else []
-                is_torn |= tally.failed > 0 and tally.computed > 0
+                tally.failed_here |= _island_of(error) == self.name
+                is_torn |= tally.failed_here and tally.computed > 0
             if news:
                 self._report(run, news, error)
+            # A process that died is found by the others, whose collectives fail.
+            is_own = _island_of(error) == self.name
+            is_torn |= is_own and isinstance(error, IslandLostError)
             is_torn &= not self._is_lost
         if is_torn:
             # The others follow.
@@ -223,6 +229,10 @@ class GroupIsland:
                 if other != number:  # which waits for the end of this
                     member.give_up(RpcError("another of its processes was lost"))
             self._tell_lost(name, error)
+
+
+def _island_of(error: BaseException | None) -> str:
+    return error.island if isinstance(error, OpFailedError) else ""
 
 
 def _together(each: Collection[Any], call: Callable[[Any], Any]) -> list[Any]:

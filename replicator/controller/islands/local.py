@@ -54,7 +54,7 @@ from replicator.controller.islands.waiting.dispatched import DispatchedOp, Slice
 from replicator.controller.layouts import SliceLayout
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
-from replicator.errors import OpFailedError
+from replicator.errors import IslandLostError, OpFailedError
 
 
 class LocalIsland:
@@ -316,7 +316,10 @@ class LocalIsland:
         # What a callback raised stands last in the text of XLA's error.
         text = text.splitlines()[-1 if "Traceback" in text else 0]
         where = f" ({line})" if line not in ("", UNKNOWN_LINE) else ""
-        error = OpFailedError(f"op `{name}` on {self.name} failed{where}: {text}")
+        # Its collectives fail when another process of the island died: the first sign.
+        is_torn = len({each.process for each in self.devices}) > 1 and "Gloo" in text
+        kind = IslandLostError if is_torn else OpFailedError
+        error = kind(f"op `{name}` on {self.name} failed{where}: {text}")
         error.op, error.island, error.line = name, self.name, line
         error.__cause__ = failure
         return error
