@@ -13,6 +13,7 @@ from replicator.errors import ArgumentError, OpFailedError
 ONES = np.ones(2, np.float32)
 PAIR = jax.ShapeDtypeStruct((2,), np.float32)
 NUMBER = jax.ShapeDtypeStruct((), np.int32)
+KEY = jax.eval_shape(jax.random.key, 0)
 HALF = jax.ShapeDtypeStruct((), np.float64)
 LIMIT_S = 60
 
@@ -82,15 +83,36 @@ def test_it_gets_what_was_there_though_its_memory_is_taken(pw):
     assert seen.result(LIMIT_S).tolist() == [1.0, 1.0]
 
 
-def test_what_it_raises_reaches_what_takes_its_results(pw):
+@pytest.mark.parametrize("error", [ValueError, AttributeError, SystemExit])
+def test_what_it_raises_reaches_what_takes_its_results(pw, error):
     def broken(x):
-        raise ValueError("no such luck")
+        raise error("no such luck")
 
     on = pw.slice(2)
     fail = pw.host(broken, on, PAIR)
     for future in (fail(ONES), pw.fn(lambda x: x * 2, on)(fail(ONES))):
         with pytest.raises(OpFailedError, match=r"broken.*no such luck"):
             future.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("result", [None, np.float32, np.dtype("f4"), KEY])
+def test_a_result_that_is_no_shape_is_refused(pw, result):
+    with pytest.raises(ArgumentError, match="`result` must be a tree of shapes"):
+        pw.host(np.sum, pw.slice(2), result)
+
+
+def test_an_operation_goes_with_the_first_that_needs_it(pw):
+    on = pw.slice(2)
+    double, (_, add) = pw.fn(lambda x: x * 2, on), added(pw, on)
+
+    @pw.program
+    def flow(x):
+        shared = double(x) + 1
+        later = shared * 2
+        return add(shared)["x"], double(shared), double(later)
+
+    found = controller.read(flow(ONES))
+    assert [x.tolist() for x in found] == [[4.0, 4.0], [6.0, 6.0], [12.0, 12.0]]
 
 
 def test_another_result_than_it_said_is_named(pw):

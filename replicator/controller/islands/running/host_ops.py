@@ -67,7 +67,11 @@ def call_on_host(
                 each.result()
             found.set_result(place(run(*map(np.asarray, kept))))
         except BaseException as error:  # whatever a user's function raises
-            found.set_exception(error)
+            # JAX passes over an `AttributeError` of what it waits for, and by a
+            # `SystemExit` the thread would end that waits.
+            failure = RuntimeError(str(error) or type(error).__name__)
+            failure.__cause__ = error
+            found.set_exception(failure)
 
     thread.put(call)
     return [HostArray(found, 0), *(HostArray(found, at) for at in range(count))]
