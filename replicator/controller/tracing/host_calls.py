@@ -109,7 +109,7 @@ class HostTracer:
         """Return the results of the function, traced."""
         leaves, tree = jax.tree.flatten(args)
         for leaf in leaves:
-            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.extended):
+            if _is_key(jnp.result_type(leaf)):
                 raise ArgumentError(
                     f"`{self._label}` of `pw.host` must take arrays of NumPy, got "
                     f"{jnp.result_type(leaf)}. Pass `jax.random.key_data(key)`, and "
@@ -154,8 +154,13 @@ def _never(*_: Any) -> Any:
 
 
 def _is_of_numpy(leaf: Any) -> bool:
-    is_array = isinstance(getattr(leaf, "shape", None), tuple) and hasattr(leaf, "dtype")
-    return is_array and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    if not isinstance(getattr(leaf, "shape", None), tuple):
+        return False
+    return hasattr(leaf, "dtype") and not _is_key(leaf.dtype)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
