@@ -2,12 +2,15 @@
 
 import os
 import threading
+import types
+import weakref
 
 import jax
 import numpy as np
 import pytest
 
 from replicator import controller
+from replicator.controller.islands.running.host_ops import call_on_host
 from replicator.errors import ArgumentError, OpFailedError
 
 ONES = np.ones(2, np.float32)
@@ -133,6 +136,17 @@ def test_it_is_neither_differentiated_nor_mapped(pw):
         pw.program(jax.grad(lambda x: add(x)["x"].sum()))(ONES)
     with pytest.raises(ArgumentError, match="must not be mapped"):
         pw.program(jax.vmap(lambda x: add(x)["x"]))(np.ones((3, 2), np.float32))
+
+
+def test_a_result_that_is_kept_keeps_no_other():
+    at_once = types.SimpleNamespace(put=lambda call: call())
+    large, small = np.zeros(2), np.zeros(1)
+    kept = weakref.ref(large)
+    made = [large, small]
+    results = call_on_host(at_once, lambda: made, [], [], tuple, 2)
+    del large, made, results[:2]
+    assert kept() is None
+    assert results[0].array() is small
 
 
 @pytest.mark.slow
