@@ -75,6 +75,18 @@ def test_devices_of_its_slice_go_on_beside_it(pw):
     assert waiting.result(LIMIT_S).tolist() == [1.0, 1.0]
 
 
+def test_calls_without_results_wait_while_too_many_are_not_done(pw):
+    with pw.client("recorder") as client:
+        go, room = threading.Event(), client._record.room
+        record = client.host(lambda x: x * go.wait(LIMIT_S), client.slice(2), PAIR)
+        flow = client.program(lambda x: (record(x), None)[1])
+        for _ in range(64):
+            assert flow(ONES) is None
+        assert not room.acquire(blocking=False)
+        go.set()
+        assert all(room.acquire(timeout=LIMIT_S) for _ in range(64))
+
+
 def test_it_gets_what_was_there_though_its_memory_is_taken(pw):
     on, go = pw.slice(2), threading.Event()
     wait = pw.host(lambda x: x * go.wait(LIMIT_S), on, PAIR)
