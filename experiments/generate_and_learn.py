@@ -102,10 +102,11 @@ class Sample:
 
 @dataclasses.dataclass(kw_only=True)
 class Found:
-    """What happened: all samples, and (second, loss) of each step."""
+    """What happened: all samples, their seconds, and (second, loss) of each step."""
 
     spans: Spans
     samples: list[Sample] = dataclasses.field(default_factory=list)
+    called: list[float] = dataclasses.field(default_factory=list)
     losses: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     @property
@@ -182,8 +183,8 @@ def _loop(
         if not found.samples or found.samples[-1].tokens.done():
             if found.samples:
                 yield
-            newest = read(state["model"], step)
-            found.samples.append(newest)
+            found.called.append(found.spans.now())
+            found.samples.append(read(state["model"], step))
         if len(behind) > _AHEAD:
             note_loss()  # of a step before: the loop does not run ahead of the slice
         if found.spans.now() > 60 * config.minutes:
@@ -237,7 +238,6 @@ def _settings(config: Config) -> char_lm.Config:
 
 def draw(config: Config, found: Found) -> None:
     """Draw the loss over time, when weights were read, and when each slice computed."""
-    marks = [began for began, _ in found.spans.found["sampler"]]
     draw_spans(
         found.spans.found,
         Path(config.directory) / "generate_and_learn.png",
@@ -246,7 +246,7 @@ def draw(config: Config, found: Found) -> None:
         seconds=_SECONDS_DRAWN,
         curves={"loss": found.losses},
         ylabel="loss, nats per character",
-        marks=marks,
+        marks=found.called,
     )
 
 

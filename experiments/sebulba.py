@@ -10,7 +10,8 @@ beside, for as long. The last line is one JSON object:
 
 - `steps_per_s` and `program_steps_per_s`: of the environments, learned from, in the
   second half of the time from the first update on; `ratio` of the two;
-- `acting_busy` and `learning_busy`: share of that half in which each slice computed;
+- `acting_busy` and `learning_busy`: share of that half in which each slice computed, or
+  of its last 10,000 ops;
 - `lag`: updates that the policy of a trajectory had missed, on average.
 """
 

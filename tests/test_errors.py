@@ -3694,8 +3694,15 @@ ROWS = [
         "A function of the host without what it returns",
         lambda: host_op(result=3),
         ArgumentError,
-        "`result` must be a tree of shapes and dtypes, got 3. Pass a "
+        "`result` must be a tree of shapes and dtypes of NumPy, got 3. Pass a "
         "`jax.ShapeDtypeStruct` for each array that the function returns.",
+    ),
+    Row(
+        "A random key for a function of the host",
+        lambda: host_op()(jax.random.key(0)),
+        ArgumentError,
+        "`square` of `pw.host` must take arrays of NumPy, got key<fry>. Pass "
+        "`jax.random.key_data(key)`, and call `jax.random.wrap_key_data` in it.",
     ),
     Row(
         "A function of the host under `jax.grad`",

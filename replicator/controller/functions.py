@@ -57,6 +57,7 @@ class Function:
         in_specs: PyTree = None,
         out_specs: PyTree = None,
         donate: int | Sequence[int] = (),
+        is_host: bool = False,
         host_result: PyTree = None,
     ) -> None:
         check_function("f", fn)
@@ -66,13 +67,13 @@ class Function:
         self._ops: list[OpFunction] = []
         self.__name__ = self._label = name_of(fn)
         self._alone = runner.program(self)
+        if is_host:
+            register = functools.partial(self._register, line=definition_of(fn))
+            self._traced = HostTracer(fn, self._label, host_result, on, register)
+            return
         if isinstance(fn, CompiledStep):
             self._label = "step"
             self._traced = StepTracer(fn, on, self._register)
-            return
-        if host_result is not None:
-            register = functools.partial(self._register, line=definition_of(fn))
-            self._traced = HostTracer(fn, self._label, host_result, on, register)
             return
         name = self._register(line=definition_of(fn))
 

@@ -50,7 +50,8 @@ class Runs:
     ) -> int:
         """Start a run, before another can; return its number.
 
-        It waits for no data, but where too many runs are not done.
+        It waits for no data, but where too many runs are not done. A run is done when
+        its results are; of one without results, the room is given back by who ends it.
 
         Args:
           behind: What depends on each value.
@@ -60,15 +61,13 @@ class Runs:
           room: Of its client, who waits while too many of its runs are not done.
         """
         run = _Run(behind, dict(pending), room)
-        if pending:
-            room.acquire()
+        room.acquire()
         with self._lock:
             number, self._count = self._count, self._count + 1
             try:
                 submit(number)
             except BaseException:  # `pw` was closed
-                if pending:
-                    room.release()
+                room.release()
                 raise
             if pending:
                 self._runs[number] = run

@@ -4,6 +4,8 @@ import os
 import pickle
 import sys
 import threading
+import types
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -11,12 +13,14 @@ import numpy as np
 import pytest
 
 from replicator import controller
+from replicator.controller.islands.running.host_ops import call_on_host
 from replicator.controller.islands.running.host_run import HostFunction
 from replicator.errors import ArgumentError, OpFailedError
 
 ONES = np.ones(2, np.float32)
 PAIR = jax.ShapeDtypeStruct((2,), np.float32)
 NUMBER = jax.ShapeDtypeStruct((), np.int32)
+KEY = jax.eval_shape(jax.random.key, 0)
 HALF = jax.ShapeDtypeStruct((), np.float64)
 LIMIT_S = 60
 
@@ -114,6 +118,18 @@ def test_devices_of_its_slice_go_on_beside_it(pw):
     assert waiting.result(LIMIT_S).tolist() == [1.0, 1.0]
 
 
+def test_calls_without_results_wait_while_too_many_are_not_done(pw):
+    with pw.client("recorder") as client:
+        go, room = threading.Event(), client._record.room
+        record = client.host(lambda x: x * go.wait(LIMIT_S), client.slice(2), PAIR)
+        flow = client.program(lambda x: (record(x), None)[1])
+        for _ in range(64):
+            assert flow(ONES) is None
+        assert not room.acquire(blocking=False)
+        go.set()
+        assert all(room.acquire(timeout=LIMIT_S) for _ in range(64))
+
+
 def test_it_gets_what_was_there_though_its_memory_is_taken(pw):
     on, go = pw.slice(2), threading.Event()
     wait = pw.host(lambda x: x * go.wait(LIMIT_S), on, PAIR)
@@ -125,15 +141,36 @@ def test_it_gets_what_was_there_though_its_memory_is_taken(pw):
     assert seen.result(LIMIT_S).tolist() == [1.0, 1.0]
 
 
-def test_what_it_raises_reaches_what_takes_its_results(pw):
+@pytest.mark.parametrize("error", [ValueError, AttributeError, SystemExit])
+def test_what_it_raises_reaches_what_takes_its_results(pw, error):
     def broken(x):
-        raise ValueError("no such luck")
+        raise error("no such luck")
 
     on = pw.slice(2)
     fail = pw.host(broken, on, PAIR)
     for future in (fail(ONES), pw.fn(lambda x: x * 2, on)(fail(ONES))):
         with pytest.raises(OpFailedError, match=r"broken.*no such luck"):
             future.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("result", [None, np.float32, np.dtype("f4"), KEY])
+def test_a_result_that_is_no_shape_is_refused(pw, result):
+    with pytest.raises(ArgumentError, match="`result` must be a tree of shapes"):
+        pw.host(np.sum, pw.slice(2), result)
+
+
+def test_an_operation_goes_with_the_first_that_needs_it(pw):
+    on = pw.slice(2)
+    double, (_, add) = pw.fn(lambda x: x * 2, on), added(pw, on)
+
+    @pw.program
+    def flow(x):
+        shared = double(x) + 1
+        later = shared * 2
+        return add(shared)["x"], double(shared), double(later)
+
+    found = controller.read(flow(ONES))
+    assert [x.tolist() for x in found] == [[4.0, 4.0], [6.0, 6.0], [12.0, 12.0]]
 
 
 def test_another_result_than_it_said_is_named(pw):
@@ -154,6 +191,17 @@ def test_it_is_neither_differentiated_nor_mapped(pw):
         pw.program(jax.grad(lambda x: add(x)["x"].sum()))(ONES)
     with pytest.raises(ArgumentError, match="must not be mapped"):
         pw.program(jax.vmap(lambda x: add(x)["x"]))(np.ones((3, 2), np.float32))
+
+
+def test_a_result_that_is_kept_keeps_no_other():
+    at_once = types.SimpleNamespace(put=lambda call: call())
+    large, small = np.zeros(2), np.zeros(1)
+    kept = weakref.ref(large)
+    made = [large, small]
+    results = call_on_host(at_once, lambda: made, [], [], tuple, 2)
+    del large, made, results[:2]
+    assert kept() is None
+    assert results[0].array() is small
 
 
 @pytest.mark.slow

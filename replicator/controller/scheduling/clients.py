@@ -164,7 +164,7 @@ class DataflowClient:
         3
         """
         self._host.check_slice(slice)
-        return Function(self, f, slice, host_result=result)
+        return Function(self, f, slice, is_host=True, host_result=result)
 
     def program(
         self, fn: Callable[..., PyTree] | None = None, *, fuse: bool = True

@@ -119,9 +119,10 @@ class Scheduler:
             case ForgetValue():
                 self._islands[action.island].drop(action.key)
             case EndRun():
-                del self._called[action.run]
+                _give_room(self._called.pop(action.run))
             case CancelRun():
                 lost = self._called.pop(action.run)
+                _give_room(lost)
                 error = ArgumentError(
                     f"dataflow `{lost.dataflow}` of client `{lost.client.name}` must "
                     f"be able to start, got {_REMEDIES[action.reason]}."
@@ -144,3 +145,8 @@ class Scheduler:
                 )
             )
         called.values = {}
+
+
+def _give_room(called: CalledRun) -> None:
+    if not called.results:  # others are done with the last of them
+        called.client.room.release()

@@ -181,23 +181,20 @@ _At = tuple[int, str]
 def _leaders(
     eqns: Sequence[core.JaxprEqn], ops: Sequence[OpFunction | None], places: _Places
 ) -> dict[_At, _At]:
-    """Return, for each equation, the op that it goes with: its first taker."""
+    """Return, for each equation, the op that it goes with: the first that needs it."""
     alone = {n for n, op in enumerate(ops) if op is not None and op.step is not None}
-    takers: dict[tuple[core.Var, str], _At] = {}
+    firsts: dict[tuple[core.Var, str], _At] = {}  # that need a value, on a slice
     leaders: dict[_At, _At] = {}
     for number in reversed(range(len(eqns))):
         for each in places[number]:
             at = number, each.name
-            found = [
-                taker
-                for var in eqns[number].outvars
-                if (taker := takers.get((var, each.name))) is not None
-                and leaders[taker][0] not in alone
-            ]
-            is_stray = ops[number] is None and found
-            leaders[at] = min(leaders[taker] for taker in found) if is_stray else at
+            made = ((var, each.name) for var in eqns[number].outvars)
+            first = min((firsts[one] for one in made if one in firsts), default=at)
+            is_stray = ops[number] is None and first[0] not in alone
+            leader = leaders[at] = first if is_stray else at
             for var in variables(eqns[number].invars):
-                takers[var, each.name] = at
+                taken = var, each.name
+                firsts[taken] = min(firsts.get(taken, leader), leader)
     return leaders
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 from jax.extend import core
@@ -93,10 +94,11 @@ class HostTracer:
         register: Callable[[HostCall], str],
     ) -> None:
         leaves = jax.tree.leaves(result)
-        if not leaves or not all(hasattr(leaf, "dtype") for leaf in leaves):
+        if not leaves or not all(map(_is_of_numpy, leaves)):
             raise ArgumentError(
-                f"`result` must be a tree of shapes and dtypes, got {result!r}. Pass a "
-                "`jax.ShapeDtypeStruct` for each array that the function returns."
+                "`result` must be a tree of shapes and dtypes of NumPy, got "
+                f"{result!r}. Pass a `jax.ShapeDtypeStruct` for each array that the "
+                "function returns."
             )
         self._function, self._label, self._register = HostFunction(fn), label, register
         self._shapes = jax.tree.map(_shape, result)
@@ -106,6 +108,13 @@ class HostTracer:
     def __call__(self, *args: PyTree) -> PyTree:
         """Return the results of the function, traced."""
         leaves, tree = jax.tree.flatten(args)
+        for leaf in leaves:
+            if _is_key(jnp.result_type(leaf)):
+                raise ArgumentError(
+                    f"`{self._label}` of `pw.host` must take arrays of NumPy, got "
+                    f"{jnp.result_type(leaf)}. Pass `jax.random.key_data(key)`, and "
+                    "call `jax.random.wrap_key_data` in it."
+                )
         if tree not in self._calls:
             self._calls[tree] = self._traced(tree)
         return self._calls[tree](*leaves)
@@ -142,6 +151,16 @@ class HostTracer:
 
 def _never(*_: Any) -> Any:
     raise AssertionError("an op of the host is run by its island")
+
+
+def _is_of_numpy(leaf: Any) -> bool:
+    if not isinstance(getattr(leaf, "shape", None), tuple):
+        return False
+    return hasattr(leaf, "dtype") and not _is_key(leaf.dtype)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -13,13 +13,11 @@ class HostArray:
     """An array that a function of the host returns, once it has.
 
     Args:
-      found: All that it returns.
-      at: Which of them.
+      found: Ends with it, or with what the function raised.
     """
 
-    def __init__(self, found: "Future[Sequence[Any]]", at: int) -> None:
+    def __init__(self, found: "Future[Any]") -> None:
         self._found = found
-        self._at = at
 
     def block_until_ready(self) -> None:
         """Wait for the function, and raise what it raised: as arrays of JAX do."""
@@ -27,7 +25,7 @@ class HostArray:
 
     def array(self) -> Any:
         """Return the array, once it is there."""
-        return self._found.result()[self._at]
+        return self._found.result()
 
 
 def calling_thread(island: str) -> "SliceThread[Callable[[], None]]":
@@ -59,17 +57,23 @@ def call_on_host(
     """
     # A later op may be given their memory before they are read.
     kept = [each.copy() for each in arrays]
-    found: Future[Sequence[Any]] = Future()
+    found: list[Future[Any]] = [Future() for _ in range(1 + count)]
 
     def call() -> None:
         try:
             for each in inputs:
                 each.result()
-            found.set_result(place(run(*map(np.asarray, kept))))
-        except Exception as error:
-            found.set_exception(error)
-        except BaseException as error:  # `sys.exit()` would end a thread that waits
-            found.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            results = [None, *place(run(*map(np.asarray, kept)))]
+        except BaseException as error:  # whatever a user's function raises
+            # JAX passes over an `AttributeError` of what it waits for, and by a
+            # `SystemExit` the thread would end that waits.
+            failure = RuntimeError(str(error) or type(error).__name__)
+            failure.__cause__ = error
+            for each in found:
+                each.set_exception(failure)
+        else:
+            for each, result in zip(found, results, strict=True):
+                each.set_result(result)
 
     thread.put(call)
-    return [HostArray(found, 0), *(HostArray(found, at) for at in range(count))]
+    return list(map(HostArray, found))
