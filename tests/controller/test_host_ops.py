@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import threading
 import types
 import weakref
@@ -79,16 +78,6 @@ def test_a_function_that_arrives_twice_at_once_is_one_object():
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(arrive, range(8)))) == len(MADE) == 1
-
-
-def leave(x):
-    sys.exit("no more")
-
-
-def test_a_function_that_leaves_fails_as_others_do(pw):
-    op = pw.host(leave, pw.slice(1), PAIR)
-    with pytest.raises(OpFailedError, match="SystemExit: no more"):
-        op(ONES).result(LIMIT_S)
 
 
 def test_calls_are_made_once_in_order_and_also_if_nobody_reads_them(pw):
