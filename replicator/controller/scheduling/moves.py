@@ -98,8 +98,11 @@ class SliceMoves:
                 return was
             try:
                 made = make()
-            except IslandLostError:  # while it was planned
-                continue
+            except Exception as error:
+                # Slices that moved while it was planned were seen half here, half there.
+                if isinstance(error, IslandLostError) or self._has_moved(epoch):
+                    continue
+                raise
             with self._changed:
                 if epoch == self._epoch:
                     return made
@@ -112,6 +115,10 @@ class SliceMoves:
         self._pool.stop()
         for thread in self._threads.values():
             thread.join()
+
+    def _has_moved(self, epoch: int) -> bool:
+        with self._changed:
+            return epoch != self._epoch
 
     def _wait(self, on: Collection[Slice]) -> int:
         """Wait until slices are on islands that are there; return the epoch."""
