@@ -61,7 +61,7 @@ _BEATS = 4
 """How often an island without news answers, in the time after which it is lost."""
 
 
-_EXIT_S = 5.0
+_EXIT_S = 2.0
 """How long the process of an island whose connection ended may take to exit."""
 
 

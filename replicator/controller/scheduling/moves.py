@@ -99,7 +99,7 @@ class SliceMoves:
             try:
                 made = make()
             except Exception as error:
-                # Slices that moved while it was planned were seen half here, half there.
+                # Of slices that move some are seen here and some there.
                 if isinstance(error, IslandLostError) or self._has_moved(epoch):
                     continue
                 raise
