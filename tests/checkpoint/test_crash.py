@@ -49,7 +49,8 @@ def test_death_before_any_operation_leaves_one_whole_state(tmp_path, stride):
     steps = steps_after_each_death(tmp_path, stride, step=2)
     # One moment decides; many operations lie before it and many after.
     assert steps == sorted(steps)
-    assert min(steps.count(1), steps.count(2)) * stride > 5
+    # One survives, or two: they run two at a time.
+    assert min(steps.count(1), steps.count(2)) * stride >= 10
 
 
 @pytest.mark.slow
