@@ -104,12 +104,17 @@ class Taken:
       versions: int64 [count], version of the policy of each.
       episodes: Returns of the episodes that ended since the last batch was taken.
       cut: State of actors behind this batch; None in a table without turns.
+      keys: int64 [count], the key of each row in a replay table: of no other row, ever.
+        None in a table that gives each row out once.
+      probabilities: float64 [count], with which each was drawn; None likewise.
     """
 
     trajectories: PyTree
     versions: np.ndarray
     episodes: Sequence[float] = ()
     cut: Cut | None = None
+    keys: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
 
 
 class Table(Protocol):
@@ -163,14 +168,19 @@ class Table(Protocol):
         newest: int | None = None,
         timeout_s: float,
     ) -> Taken | None:
-        """Take out trajectories for a batch; None if they are not there in time.
+        """Take trajectories for a batch; None if they are not there in time.
+
+        A queue, and a table of turns, give each out once; a replay table draws a
+        sample of what it holds, and keeps it.
 
         Args:
           count: Number of trajectories.
-          oldest: Lowest version; trajectories below it are dropped. None drops none.
-          newest: Highest version; trajectories above it are dropped. They were acted
+          oldest: Lowest version; a queue drops trajectories below it, a replay table
+            does not draw them. None for any.
+          newest: Highest version; a queue drops trajectories above it. They were acted
             with variables that a learner had and lost when it went back to its
-            checkpoint, and would pass for younger than they are. None drops none.
+            checkpoint, and would pass for younger than they are. A replay table has
+            no use for it. None for any.
           timeout_s: Longest wait in seconds.
 
         Raises:
