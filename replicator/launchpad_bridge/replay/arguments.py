@@ -1,7 +1,6 @@
 """Argument rules of the methods of a replay table."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,23 +8,19 @@ from replicator.base import accepts as rules
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.replay.rate_limiter import RateLimiter
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler
-from replicator.launchpad_bridge.trajectories.arguments import INSERT_RULES
+from replicator.launchpad_bridge.trajectories.arguments import (
+    INSERT_RULES,
+    MOST_EPISODES,
+)
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 
-MOST_PRIORITIES = 1 << 22
+MOST_PRIORITIES = 1 << 20
 """Most priorities in one call."""
-
-
-def _is_numbers(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return len(value) <= MOST_PRIORITIES and all(map(rules.is_number, value))
-    return any(kind.is_right(value) for kind in _KINDS)
-
-
-_KINDS = [rules.array(kind, MOST_PRIORITIES) for kind in "fiu"]
+_NUMBERS = rules.items("numbers", rules.is_number, MOST_EPISODES)
+_ARRAYS = [rules.array(kind, MOST_PRIORITIES) for kind in "fiu"]
 _PRIORITIES = rules.ArgumentRule(
-    f"an array of one axis, or a list, of at most {MOST_PRIORITIES} numbers",
-    _is_numbers,
+    f"an array of one axis, of at most {MOST_PRIORITIES} numbers, or a short list",
+    lambda value: any(rule.is_right(value) for rule in (*_ARRAYS, _NUMBERS)),
 )
 INSERT = rules.accepts(
     TrajectoryError,

@@ -22,7 +22,6 @@ from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
     check_count,
-    check_whole,
     check_word,
 )
 from replicator.launchpad_bridge.replay.arguments import (
@@ -119,7 +118,7 @@ class ReplayTable:
         check_word("remover", remover, tuple(REMOVERS))
         check_limiter(limiter, capacity)
         check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
-        check_whole("seed", seed)
+        check_count("seed", seed, "Use 0.", least=0)
         if max_times_sampled is not None:
             check_count("max_times_sampled", max_times_sampled)
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
@@ -363,9 +362,9 @@ class ReplayTable:
 
     def _can_insert(self, count: int) -> bool:
         rows = self._rows
-        # A learner that can draw none of them waits for new rows, so these must not
-        # wait for the learner.
-        is_stuck = rows.held > 0 and not rows.drawable
+        # A learner that cannot draw a batch of them waits for new rows, so these must
+        # not wait for the learner.
+        is_stuck = rows.held > 0 and not rows.can_draw(self._limited.batch)
         return rows.room >= count and (
             is_stuck or self._limited.may_insert(count, held=rows.held)
         )
