@@ -127,7 +127,8 @@ class LimitedCounts:
         self.batch = self._insert = 1  # the largest so far, as far as they are known
 
     def __str__(self) -> str:
-        return f"{self.inserted} rows inserted, {self.taken} drawn, by {self.limiter}"
+        limiter = self.limiter
+        return f"{self.inserted} rows inserted, {self.taken} drawn, {limiter}"
 
     def begin_with(self, *, inserted: int, taken: int, held: int) -> None:
         """Go on with the counts of another table of `held` rows, under this limiter.

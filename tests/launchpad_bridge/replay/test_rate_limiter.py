@@ -33,9 +33,9 @@ def test_one_by_one_it_decides_as_reverb_does(ratio, min_size):
     for inserted in range(40):
         for taken in range(120):
             at = ratio * inserted - taken
-            assert limiter.may_insert(
-                1, at=at, held=inserted
-            ) == reverb_may_insert(limiter, inserted, taken)
+            assert limiter.may_insert(1, at=at, held=inserted) == reverb_may_insert(
+                limiter, inserted, taken
+            )
             assert limiter.may_take(1, at=at, held=inserted) == reverb_may_sample(
                 limiter, inserted, taken
             )
@@ -114,7 +114,7 @@ def test_a_limiter_that_could_let_nothing_pass_is_refused(options, text):
 def test_sizes_that_could_wait_for_each_other_are_refused_by_the_number():
     limiter = lp.RateLimiter(min_size=5, samples_per_insert=2, error=10)
     limiter.check_sizes(batch=10, insert=5)
-    with pytest.raises(ArgumentError, match="`error` must be at least 11, for .* 12"):
+    with pytest.raises(ArgumentError, match=r"`error` must be at least 11, for .* 12"):
         limiter.check_sizes(batch=12, insert=5)
     with pytest.raises(ArgumentError, match="inserts of 7"):
         limiter.check_sizes(batch=1, insert=7)

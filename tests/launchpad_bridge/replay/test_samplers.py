@@ -63,7 +63,7 @@ def test_a_row_of_priority_0_is_not_drawn_at_exponent_0():
 @pytest.mark.parametrize("exponent", [0, 0.6, 8])
 def test_priorities_of_all_magnitudes_can_be_drawn(exponent):
     draws = draws_of(lp.prioritised(exponent), [1e308, 1e-308, 5e-324])
-    slots, chances = draws.draw(NUMBERS, None)
+    _, chances = draws.draw(NUMBERS, None)
     assert draws.size == 3
     assert np.isfinite(chances).all()
     assert (chances > 0).all()
