@@ -40,11 +40,18 @@ from replicator.controller.islands.wire import (
     shards_from,
     values_from,
 )
+from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import ArgumentError, OpFailedError
 from replicator.rpc.client.client import Client
 
 _MOST_ANSWER_BYTES = 1 << 20
 """Of a read that goes along with reports, whose lateness means that it is lost."""
+
+_TOGETHER_S = 0.001
+"""How long a report that nobody waits for may wait for others, to go in one message."""
+
+_MOST_TOGETHER = MOST_ON_CPU // 2
+"""With so many the island is about to have too little to do."""
 
 
 class PeerIsland:
@@ -127,10 +134,12 @@ class HostedIsland:
         self._reports: list[Data] = []
         self._asked = AskedReads()
         self._answers: list[Data] = []
+        # Whether to report soon, or at once.
+        self._is_news = self._is_urgent = False
         self._is_closed = False
         # By run, the values that it keeps, and those that it has not reported.
         self._runs: dict[int, tuple[frozenset[int], set[int]]] = {}
-        self._news = threading.Condition()  # guards these five
+        self._news = threading.Condition()  # guards these seven
 
     @property
     def silent_s(self) -> float:
@@ -194,7 +203,9 @@ class HostedIsland:
         """
         self._heard_s = self._clock.now_s()
         with self._news:
-            self._news.wait_for(self._has_news, wait_s)
+            if self._news.wait_for(lambda: self._is_news, wait_s):
+                self._news.wait_for(lambda: self._is_urgent, _TOGETHER_S)
+            self._is_news = self._is_urgent = False
             found, self._reports = self._reports, []
             answers, self._answers = self._answers, []
             is_closed = self._is_closed
@@ -211,7 +222,7 @@ class HostedIsland:
             peer.close()
         with self._news:
             self._is_closed = True
-            self._news.notify_all()
+            self._tell(is_urgent=True)
 
     def give_up(self) -> None:
         """End an island whose controller is gone, or has to go; returns at once."""
@@ -233,11 +244,16 @@ class HostedIsland:
             # this island wait for, though nobody reads what it made.
             if error is None:
                 self._add_answers(self._asked.computed(run, values))
-            if error is not None or not left or not kept.isdisjoint(values):
-                self._news.notify_all()
+            if error is not None or self._answers or not self._runs:
+                self._tell(is_urgent=True)
+            elif not left or not kept.isdisjoint(values):
+                self._tell(is_urgent=len(self._reports) >= _MOST_TOGETHER)
 
-    def _has_news(self) -> bool:
-        return bool(self._reports or self._answers) or self._is_closed
+    def _tell(self, *, is_urgent: bool) -> None:
+        """Have reports sent, soon or at once; with the lock held."""
+        if not self._is_news or (is_urgent and not self._is_urgent):
+            self._is_news, self._is_urgent = True, is_urgent
+            self._news.notify_all()
 
     def _add_answers(self, reads: Sequence[Sequence[Key]]) -> None:
         """Have values read that are there; who asked for large ones fetches them."""
@@ -282,7 +298,7 @@ class HostedIsland:
                 self._asked.ask(found, missing)
             else:
                 self._add_answers([found])
-                self._news.notify_all()
+                self._tell(is_urgent=True)
 
     def _take_peer(self, name: str, address: str) -> None:
         peer = PeerIsland(self._connect(str(address)), self.session)
