@@ -122,7 +122,11 @@ class HostedIsland:
         self._peers: dict[str, PeerIsland] = {}
         self._everyone: dict[str, ShardReceiver] = {}
         self._island = LocalIsland(
-            name, devices, report=self._report, peers=self._everyone
+            name,
+            devices,
+            report=self._report,
+            peers=self._everyone,
+            reports_chains=True,
         )
         self._everyone[process_name(name, self._island.process)] = self._island
         for peer, address in peers.items():
