@@ -93,7 +93,7 @@ class Runs:
                 pending = run.pending.pop(value, None)
                 if pending is not None:
                     pending.takers.clear()
-                    pending.done.set_result(None)
+                    pending.done.end()
             if not run.pending:
                 del self._runs[number]
                 run.room.release()
@@ -104,7 +104,7 @@ def _fail(run: _Run, values: Sequence[int], error: BaseException) -> None:
     for value in {n for each in values for n in run.behind.get(each, ())}:
         pending = run.pending.pop(value, None)
         if pending is not None:
-            pending.done.set_exception(error)
+            pending.done.end(error)
             for taker, number in pending.takers:
                 _fail(taker, [number], error)
             pending.takers.clear()

@@ -11,7 +11,7 @@ the next one when this one was taken, and a number that is not the next is refus
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from replicator.base.host.clock import Clock
@@ -28,6 +28,7 @@ from replicator.controller.islands.protocol import (
 )
 from replicator.controller.islands.waiting.arrivals import IslandValue, lost_value
 from replicator.controller.islands.waiting.asked_reads import AskedReads
+from replicator.controller.islands.waiting.outcome import Outcome
 from replicator.controller.islands.wire import (
     Data,
     array_data,
@@ -74,8 +75,9 @@ class PeerIsland:
         given = shards.array
         copies = {id(each): each.copy() for each in given or ()}
         kept = None if given is None else [copies[id(each)] for each in given]
-        shards.done.add_done_callback(
-            lambda done: self._sending.submit(
+        done = shards.done
+        done.then(
+            lambda: self._sending.submit(
                 self._send, [*key, sender], kept, done.exception()
             )
         )
@@ -193,9 +195,7 @@ class HostedIsland:
         if failure is not None:
             value = lost_value(failure)
         else:
-            done: Future[None] = Future()
-            done.set_result(None)
-            value = IslandValue(shards_from(shards), done)
+            value = IslandValue(shards_from(shards), Outcome().end())
         self._island.deliver(key, sender, value)
 
     def reports(self, wait_s: float) -> Data:

@@ -9,13 +9,11 @@ other islands and for room; what it waits for was submitted before, on all islan
 no circle can form.
 """
 
-import concurrent.futures
 import functools
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future
 from typing import Any
 
 import jax
@@ -30,7 +28,6 @@ from replicator.controller.islands.protocol import (
     IslandMessage,
     Key,
     Order,
-    Put,
     Receive,
     Report,
     Send,
@@ -47,13 +44,17 @@ from replicator.controller.islands.running.placing import joined_shards, put_val
 from replicator.controller.islands.waiting.arrivals import (
     ArrivedShards,
     IslandValue,
-    first_error,
     lost_value,
 )
 from replicator.controller.islands.waiting.dispatched import (
     DispatchedOp,
     SliceThread,
     WaitingThread,
+)
+from replicator.controller.islands.waiting.outcome import (
+    Outcome,
+    first_error,
+    wait_for_error,
 )
 from replicator.controller.layouts import SliceLayout
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
@@ -281,7 +282,7 @@ class LocalIsland:
         self,
         run: int,
         outputs: Sequence[int],
-        inputs: Sequence[Future[None]],
+        inputs: Sequence[Outcome],
         dispatch: Callable[[], Sequence[Any]],
         *,
         places: tuple[int, ...],
@@ -322,14 +323,11 @@ class LocalIsland:
         except Exception as failure:
             # An op runs when its inputs are computed: it failed by itself, or one
             # of them did, and the first that failed is to be named.
-            concurrent.futures.wait(op.inputs, return_when=FIRST_EXCEPTION)
-            found = first_error(op.inputs) or self._failed(op.name, op.line, failure)
+            found = wait_for_error(op.inputs)
+            found = found or self._failed(op.name, op.line, failure)
         self._room.put(None)
         self._report(op.run, op.outputs, found)
-        if found is None:
-            op.done.set_result(None)
-        else:
-            op.done.set_exception(found)
+        op.done.end(found)
 
     def _failed(self, name: str, line: str, failure: Exception) -> OpFailedError:
         text = str(failure).strip() or type(failure).__name__

@@ -167,7 +167,7 @@ class OrderList:
 
     @functools.cached_property
     def passing(self) -> frozenset[int]:
-        """Values of calls that only ops on the same devices take, the next one first."""
+        """Values that the next call on their devices takes, and nothing waits for."""
         awaited = set(self.kept)
         last: dict[tuple[int, ...], tuple[int, ...]] = {}
         found: set[int] = set()

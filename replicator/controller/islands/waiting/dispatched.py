@@ -5,11 +5,11 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 import jax
 
+from replicator.controller.islands.waiting.outcome import Outcome
 from replicator.engine.run_ahead import MOST_ON_CPU
 
 Item = TypeVar("Item")
@@ -34,13 +34,13 @@ class DispatchedOp:
 
     run: int
     outputs: Sequence[int]
-    inputs: Sequence[Future[None]]
+    inputs: Sequence[Outcome]
     name: str
     line: str
     token: Any = ()
     is_passing: bool = False
     error: BaseException | None = None
-    done: Future[None] = dataclasses.field(default_factory=Future)
+    done: Outcome = dataclasses.field(default_factory=Outcome)
 
     def wait(self) -> None:
         """Wait until it is computed, and raise why it is not."""
@@ -90,12 +90,11 @@ class WaitingThread(SliceThread[DispatchedOp]):
             if len(ops) > 1:
                 with contextlib.suppress(Exception):
                     ops[-1].wait()
-            for op in ops:
-                self._do(op)
-            del op, ops  # they would live until the next
+            while ops:  # none lives until the next
+                self._do(ops.pop(0))
 
     def _next(self) -> list[DispatchedOp]:
-        """Return an op, and of a chain those behind it that are there; none at the end."""
+        """Return an op, and of a chain what is there behind it; none at the end."""
         ops: list[DispatchedOp] = []
         while (op := self._queue.get()) is not None:
             ops.append(op)
