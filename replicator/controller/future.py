@@ -1,7 +1,6 @@
 """Futures: results of dataflows, which wait when they are read."""
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +11,7 @@ import numpy as np
 from replicator.base.types import PyTree
 from replicator.controller.islands.protocol import Island, Key, lost_with
 from replicator.controller.islands.waiting.outcome import Outcome
+from replicator.controller.islands.waiting.room import room_for
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError
@@ -49,7 +49,7 @@ class ClientRecord:
     def __init__(self, number: int, name: str) -> None:
         self.number = number
         self.name = name
-        self.room = threading.Semaphore(_MOST_RUNS)
+        self.room = room_for(_MOST_RUNS)
         self.has_left = False
 
 

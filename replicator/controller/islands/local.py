@@ -56,6 +56,7 @@ from replicator.controller.islands.waiting.outcome import (
     first_error,
     wait_for_error,
 )
+from replicator.controller.islands.waiting.room import room_for
 from replicator.controller.layouts import SliceLayout
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
@@ -101,10 +102,7 @@ class LocalIsland:
         self._number = 0
         self._values: dict[Key, IslandValue] = {}
         self._arrived = ArrivedShards()
-        # As many items as ops may still be dispatched.
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(MOST_ON_CPU):
-            self._room.put(None)
+        self._room = room_for(MOST_ON_CPU)
         # By devices, those of the host apart: ops of a slice end in the order in which
         # they were dispatched.
         self._waiting: dict[Any, WaitingThread] = {}
