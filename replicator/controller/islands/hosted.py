@@ -145,7 +145,8 @@ class HostedIsland:
         self._is_closed = False
         # By run, the values that it keeps, and those that it has not reported.
         self._runs: dict[int, tuple[frozenset[int], set[int]]] = {}
-        self._news = threading.Condition()  # guards these seven
+        self._lock = threading.Lock()  # guards these seven
+        self._news = threading.Condition(self._lock)
 
     @property
     def silent_s(self) -> float:
@@ -206,8 +207,8 @@ class HostedIsland:
           keys and arrays, of reads that were asked for.
         """
         self._heard_s = self._clock.now_s()
-        with self._news:
-            if self._news.wait_for(lambda: self._is_news, wait_s):
+        with self._lock:
+            if self._news.wait_for(lambda: self._is_news or self._is_closed, wait_s):
                 self._news.wait_for(lambda: self._is_urgent, _TOGETHER_S)
             self._is_news = self._is_urgent = False
             found, self._reports = self._reports, []
@@ -224,7 +225,7 @@ class HostedIsland:
         self._island.close()
         for peer in self._peers.values():
             peer.close()
-        with self._news:
+        with self._lock:
             self._is_closed = True
             self._tell(is_urgent=True)
 
@@ -238,7 +239,7 @@ class HostedIsland:
     def _report(
         self, run: int, values: Sequence[int], error: BaseException | None
     ) -> None:
-        with self._news:
+        with self._lock:
             self._reports.append([run, list(values), error_data(error)])
             kept, left = self._runs.get(run, (frozenset(values), set()))
             left.difference_update(values)
@@ -283,7 +284,7 @@ class HostedIsland:
     ) -> None:
         order_list = self._lists[orders]
         if order_list.outputs:  # it may send alone
-            with self._news:
+            with self._lock:
                 self._runs.setdefault(run, (order_list.kept, set(order_list.outputs)))
         message = IslandMessage(
             number=place,
@@ -296,7 +297,7 @@ class HostedIsland:
 
     def _take_ask(self, keys: Data) -> None:
         found = [(int(run), int(value)) for run, value in keys]
-        with self._news:
+        with self._lock:
             missing = {key for key in found if not self._island.is_computed(key)}
             if missing:
                 self._asked.ask(found, missing)
@@ -309,7 +310,7 @@ class HostedIsland:
         self._peers[str(name)] = self._everyone[str(name)] = peer
 
     def _take_drop(self, run: int, value: int) -> None:
-        with self._news:
+        with self._lock:
             self._asked.forget((run, value))
         self._island.drop((run, value))
 
