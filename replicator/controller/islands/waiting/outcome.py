@@ -50,7 +50,7 @@ class Outcome:
             waiting = threading.Lock()
             waiting.acquire()
             self.then(waiting.release)
-            if not waiting.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            if not waiting.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0)):
                 raise TimeoutError
         return self._error
 
