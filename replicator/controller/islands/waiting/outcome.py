@@ -50,7 +50,8 @@ class Outcome:
             waiting = threading.Lock()
             waiting.acquire()
             self.then(waiting.release)
-            if not waiting.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0)):
+            left_s = -1 if timeout_s is None else max(timeout_s, 0)
+            if not waiting.acquire(timeout=left_s):
                 raise TimeoutError
         return self._error
 
