@@ -2621,6 +2621,13 @@ ROWS = [
         "MultiThreadingColocation. Add it to the program itself.",
     ),
     Row(
+        "An island in the threads of a colocation",
+        lambda: lp.MultiThreadingColocation([lp.IslandNode(devices=2)]),
+        ProgramError,
+        "`node` must be one that runs in a thread, got <IslandNode devices=2> in a "
+        "MultiThreadingColocation. Add it to the program itself.",
+    ),
+    Row(
         "A seed for the order of processes",
         lambda: lp.launch(
             lp.make_program(lp.JaxProcesses(print, processes=2)), lp.TestMode(seed=7)
