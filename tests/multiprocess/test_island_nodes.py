@@ -30,14 +30,14 @@ def test_a_controller_in_a_node_computes_on_islands_of_others(running):
     assert run.results["controller"] == [3.0, 3.0]
 
 
-def test_an_island_that_is_killed_is_lost_by_name_and_joins_again(running, tmp_path):
+def test_an_island_that_is_killed_is_lost_by_name_and_joins_again(tmp_path):
     program = program_on(
         lambda n: nodes.ToldIsland(tmp_path / f"{n}", devices=n),
         nodes.outlive,
         tmp_path / "2",
         restart=lp.Restart(attempts=1, backoff_s=0.1),
     )
-    with running(program) as run:
+    with lp.launch(program, "processes", log_dir=tmp_path / "logs") as run:
         run.wait(TIMEOUT_S)
     before, lost, after = run.results["controller"]
     assert before == after == [3.0, 3.0]
