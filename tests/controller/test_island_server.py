@@ -1,5 +1,6 @@
 """Islands that are connected to: what they refuse, and whom."""
 
+import contextlib
 import dataclasses
 import pickle
 import types
@@ -26,6 +27,8 @@ from replicator.controller.islands.wire import (
 )
 from replicator.controller.layouts import SliceLayout
 from replicator.errors import ArgumentError, AuthenticationError, ConnectionLostError
+from replicator.rpc.security.certificates import make_certificates
+from replicator.rpc.security.tls import Tls
 
 ONES = np.ones(2, np.float32)
 LIMIT_S = 60
@@ -237,3 +240,26 @@ def test_shards_that_are_equal_are_sent_once():
     data = shards_data([one, two, one])
     assert len(data[0]) == 2
     assert [shard.tolist() for shard in shards_from(data)] == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_values_move_between_islands_by_tls(tmp_path):
+    make_certificates(tmp_path)
+    server, client = (Tls.in_folder(tmp_path, role) for role in ("server", "client"))
+    options = {"secret": rpc.Secret.generate(), "tls": server, "client_tls": client}
+    with contextlib.ExitStack() as stack:
+        addresses = [
+            stack.enter_context(
+                controller.IslandServer(
+                    "grpc://127.0.0.1:0", devices=jax.devices()[n : n + 1], **options
+                )
+            ).address
+            for n in range(2)
+        ]
+        pw = stack.enter_context(
+            controller.connect(
+                addresses, options["secret"], tls=client, lost_after_s=300
+            )
+        )
+        x = pw.put(ONES, pw.slice(1, island="island0"))
+        there = pw.copy(x, pw.slice(1, island="island1")).result(LIMIT_S)
+        assert np.asarray(there).tolist() == [1.0, 1.0]

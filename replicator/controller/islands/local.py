@@ -80,6 +80,7 @@ class LocalIsland:
     """
 
     why_lost = ""  # it ends with this process
+    is_here = True
 
     def __init__(
         self,

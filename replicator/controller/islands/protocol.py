@@ -56,6 +56,7 @@ class Computation:
       donated: Positions of inputs whose memory it may take.
       is_eager: Whether `run` compiles by itself.
       is_host: Whether `run` is of the host: it takes and returns arrays of NumPy.
+      traced_on: Devices of this process that its meshes have, if they have any.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Computation:
     donated: tuple[int, ...] = ()
     is_eager: bool = False
     is_host: bool = False
+    traced_on: Sequence[Device] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,10 +234,12 @@ class Island(Protocol):
     Attributes:
       name: Its name.
       devices: Its devices.
+      is_here: Whether it is in this process.
     """
 
     name: str
     devices: Sequence[IslandDevice]
+    is_here: bool
 
     @property
     def why_lost(self) -> str:
