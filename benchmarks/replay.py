@@ -135,7 +135,7 @@ def frames_in_process() -> dict[str, float]:
         print(f"{name} of frames: {estimate} of np.take")
         found[f"{name}_ratio"] = round(estimate.median, 3)
     per_call_s = np.median(times_s["sample"]) / _CALLS.value
-    return found | {"samples_per_s": round(BATCH / float(per_call_s))}
+    return found | {"samples_per_s": round(BATCH / float(per_call_s), 0)}
 
 
 def frames_served() -> dict[str, float]:

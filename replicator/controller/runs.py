@@ -27,6 +27,7 @@ class _Run:
 class Runs:
     """All runs that are not done.
 
+    >>> from replicator.controller.islands.waiting.room import room_for
     >>> runs, pending, room = Runs(), {1: Pending()}, room_for(64)
     >>> number = runs.start({0: frozenset({1})}, pending, {}, lambda number: None, room)
     >>> runs.report(number, [0], ValueError("no"))
