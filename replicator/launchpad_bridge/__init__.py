@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
     from replicator.launchpad_bridge.nodes.island_node import IslandNode
     from replicator.launchpad_bridge.replay.replay_table import ReplayTable
+    from replicator.launchpad_bridge.replay.turns.replay_turns import ReplayTurns
 
 # A program without these does not wait for JAX and the replicator.
 _LOADED_WHEN_USED = {
@@ -113,6 +114,7 @@ _LOADED_WHEN_USED = {
     "InferenceServer": "acting.inference",
     "IslandNode": "nodes.island_node",
     "ReplayTable": "replay.replay_table",
+    "ReplayTurns": "replay.turns.replay_turns",
     "ReplicatedLearnerNode": "learner.node",
 }
 
@@ -160,6 +162,7 @@ __all__ = [
     "PythonProcess",
     "RateLimiter",
     "ReplayTable",
+    "ReplayTurns",
     "ReplicatedLearnerNode",
     "Resources",
     "Restart",

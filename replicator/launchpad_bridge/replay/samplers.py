@@ -69,10 +69,12 @@ class ReplaySampler:
     Attributes:
       name: Name of the function that made it.
       start: Makes its state for a capacity.
+      exponent: That of `prioritised`; None for others.
     """
 
     name: str
     start: Callable[[int], RowDraws]
+    exponent: float | None = None
 
 
 def uniform() -> ReplaySampler:
@@ -104,7 +106,8 @@ def prioritised(exponent: float = 0.6) -> ReplaySampler:
     check_number("exponent", exponent)
     if not 0 <= exponent <= 8:
         raise ArgumentError(f"`exponent` must be from 0 to 8, got {exponent}. Use 0.6.")
-    return ReplaySampler(name="prioritised", start=_StartPrioritised(float(exponent)))
+    start = _StartPrioritised(float(exponent))
+    return ReplaySampler(name="prioritised", start=start, exponent=start.exponent)
 
 
 def fifo() -> ReplaySampler:

@@ -74,6 +74,7 @@ class TrajectoryTurns:
         finite: Sequence[str] | None = None,
         on_nonfinite: Literal["keep", "raise"] = "keep",
         snapshot_bytes: int = 1 << 28,
+        batches_ahead: int | None = None,
     ) -> None:
         """Make an empty table, which waits for `begin`.
 
@@ -87,6 +88,8 @@ class TrajectoryTurns:
           on_nonfinite: `"keep"` counts trajectories with NaN or infinity in them;
             `"raise"` raises at the actor. None is skipped: its place would be empty.
           snapshot_bytes: Memory for all snapshots; each has an equal share.
+          batches_ahead: Number of batches for which turns are held, at least 1; by
+            default two more than `lag`.
 
         Raises:
           ArgumentError: An argument breaks its rule.
@@ -99,7 +102,10 @@ class TrajectoryTurns:
             lag=lag,
         )
         check_count("snapshot_bytes", snapshot_bytes)
-        self._most_turns = (lag + _BATCHES_BEYOND_LAG) * self._order.turns_per_batch
+        if batches_ahead is None:
+            batches_ahead = lag + _BATCHES_BEYOND_LAG
+        check_count("batches_ahead", batches_ahead)
+        self._most_turns = batches_ahead * self._order.turns_per_batch
         # One of each turn that is held, and one of each actor before these.
         self._most_bytes = snapshot_bytes // (self._most_turns + len(actors))
         capacity = self._most_turns * self._order.rows_per_turn
