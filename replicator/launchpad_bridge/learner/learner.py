@@ -6,7 +6,6 @@ In a learner of several processes the first one has the table, the variables and
 server; all of them have a session, and these read in step and end as one.
 """
 
-import collections
 import contextlib
 import dataclasses
 import threading
@@ -17,12 +16,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicator import rpc
 from replicator.base.accepts import accepts, seconds, whole
 from replicator.base.mesh import replicated
 from replicator.base.padded import unpadded
-from replicator.base.types import Device, PyTree
+from replicator.base.types import PyTree
 from replicator.checkpoint.directories.named import checked_directory, open_directory
 from replicator.errors import (
     ArgumentError,
@@ -88,6 +88,7 @@ class ReplicatedLearner:
             *(options.init_fn, options.step_fn, options.variables),
             earlier=earlier,
             priorities=options.priorities,
+            kept=(options.priority_lag or 0, options.batch_size),
         )
         # Not a method: a compiled function that holds `self` would be a cycle.
         self._copy = partial(_copy, options.variables, self._lifted.user_state)
@@ -267,11 +268,13 @@ class ReplicatedLearner:
                 eval_fn=played.evaluate_means,
                 eval_dataset=lambda context: [self._acted],
             )
-        devices = _devices(options.replicas, options.processes)
+        devices = shares.devices(options.replicas, options.processes)
         rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
         if options.priorities is not None and self._process == 0:
             update = partial(call_table, self._own_table, "update_priorities")
-            self._priorities = PriorityUpdates(update, node.stop_event.is_set)
+            self._priorities = PriorityUpdates(
+                update, node.stop_event.is_set, keep=options.priority_lag or 0
+            )
         session = rep.session_by(self._lifted.step_fn, self._input_fn, run)
         try:
             self._learn(session, rep)
@@ -311,6 +314,9 @@ class ReplicatedLearner:
                 self._copied = jax.jit(self._copy, out_shardings=replicated(rep.mesh))
             if self._priorities is not None:
                 stack.enter_context(self._priorities)
+                rows = self._lifted.priorities(self._local(session.state))
+                if rows is not None:
+                    self._priorities.go_on(session.steps_done, np.asarray(rows))
             if self._process == 0:
                 self._publish_all(session)
             for batch in session.batches():
@@ -346,6 +352,8 @@ class ReplicatedLearner:
             max_policy_lag=self._options.max_policy_lag,
             samples_per_call=self._options.samples_per_call,
             note_keys=self._priorities and self._priorities.note,
+            begun=self._priorities and self._priorities.send_again,
+            priority_lag=self._options.priority_lag,
         )
         self._shares = shares.Shares(
             self._taken,
@@ -385,14 +393,3 @@ def _copy(
 ) -> dict[str, PyTree]:
     # Copies: the next step donates the state. They are not waited for here.
     return jax.tree.map(jnp.copy, variables(user_state(unpadded(state))))
-
-
-def _devices(replicas: int | None, processes: int) -> list[Device] | None:
-    """Return the same number of devices of each process; None for all."""
-    if replicas is None or processes == 1:
-        return None
-    of_process = collections.defaultdict(list)
-    for device in jax.devices():
-        of_process[device.process_index].append(device)
-    each = replicas // processes
-    return [device for own in of_process.values() for device in own[:each]]

@@ -6,6 +6,8 @@ come with a "probability", float32 [B], and the step takes all three.
 
 Where actors take turns their batch k is acted with version k − lag: a learner that goes
 on from a checkpoint must publish versions that it had before, so the state holds them.
+A replay table of turns may not have got the priorities of the last batches yet: the
+state holds them, too, float32 [priority_lag, B], NaN before there are as many batches.
 """
 
 import functools
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicator import Concat, Max, Mean, Sum, step_number
+from replicator import Concat, Max, Mean, Sum, all_gather, step_number
 from replicator.base.trees import describe
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.errors import ArgumentError
@@ -37,12 +39,15 @@ class Lifted(NamedTuple):
       step_fn: Makes an update.
       user_state: Returns the user's state in the session's state.
       earlier: Returns earlier variables by version, for a state and its version.
+      priorities: Returns those of the last batches, [priority_lag, B]; None if the
+        state does not hold them.
     """
 
     init_fn: InitFn
     step_fn: StepFn
     user_state: Callable[[PyTree], PyTree]
     earlier: Callable[[PyTree, int], dict[int, dict[str, PyTree]]]
+    priorities: Callable[[PyTree], jax.Array | None] = lambda state: None
 
 
 def lifted(
@@ -52,6 +57,7 @@ def lifted(
     *,
     earlier: int,
     priorities: str | None = None,
+    kept: tuple[int, int] = (0, 0),
 ) -> Lifted:
     """Return the functions that the learner's session runs.
 
@@ -62,9 +68,10 @@ def lifted(
       earlier: Number of versions to keep before the newest.
       priorities: Name of the metric with the examples' priorities. The session has the
         rows as `ROWS`, and their mean under that name: hooks and records get a number.
+      kept: Number of batches whose priorities the state holds, and of their examples.
     """
     inner = _of_batches(step_fn, priorities)
-    if not earlier:
+    if not earlier and not kept[0]:
         return Lifted(
             init_fn=init_fn,
             step_fn=inner,
@@ -74,20 +81,32 @@ def lifted(
 
     def init(key: jax.Array) -> PyTree:
         state = init_fn(key)
-        first = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (earlier, *jnp.shape(x))), variables(state)
-        )
-        return {"state": state, "earlier": first}
+        held = {"state": state}
+        if earlier:
+            held["earlier"] = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (earlier, *jnp.shape(x))),
+                variables(state),
+            )
+        if kept[0]:
+            held["priorities"] = jnp.full(kept, jnp.nan, jnp.float32)
+        return held
 
     @functools.wraps(step_fn)  # its signature shows if it takes a key
     def step(held: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
         state, metrics = inner(held["state"], batch, *key)
-        earlier = jax.tree.map(
-            lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
-            held["earlier"],
-            variables(held["state"]),
-        )
-        return {"state": state, "earlier": earlier}, metrics
+        after = {"state": state}
+        if earlier:
+            after["earlier"] = jax.tree.map(
+                lambda all_, new: jnp.concatenate([all_[1:], new[None]]),
+                held["earlier"],
+                variables(held["state"]),
+            )
+        if kept[0]:
+            # Of this microbatch; it is cut over replicas in their order.
+            rows = all_gather(metrics[ROWS].value, tiled=True)[:, 0]
+            flat = jnp.concatenate([held["priorities"].reshape(-1)[len(rows) :], rows])
+            after["priorities"] = flat.reshape(kept)
+        return after, metrics
 
     def versions(held: PyTree, newest: int) -> dict[int, dict[str, PyTree]]:
         return {
@@ -100,6 +119,7 @@ def lifted(
         step_fn=step,
         user_state=lambda held: held["state"],
         earlier=versions,
+        priorities=lambda held: held.get("priorities"),
     )
 
 
@@ -155,4 +175,4 @@ def _priority_metrics(name: str, metrics: dict[str, Any], examples: int) -> PyTr
         )
     # A vector would be written to records entry by entry.
     mean = Mean(jnp.mean(metric.value), jnp.float32(examples))
-    return {name: mean, ROWS: Concat(metric.value[:, None])}
+    return {name: mean, ROWS: Concat(metric.value[:, None].astype(jnp.float32))}

@@ -69,6 +69,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
       samples_per_call: Batches that are taken out of the table by one call.
       fixed_lag: The `lag` of the `TrajectoryTurns`, if actors take turns. The state in
         hooks is then {"state": the user's, "earlier": earlier variables}.
+      priority_lag: That of the `ReplayTurns`, if priorities go back to one. The state
+        in hooks then has the "priorities" of as many batches, too.
       strategy: See `Replicator`. One that partitions takes one process and actors that
         do not take turns; they get variables whole.
 
@@ -97,6 +99,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         priorities: str | None = None,
         samples_per_call: int = 1,
         fixed_lag: int | None = None,
+        priority_lag: int | None = None,
         strategy: Strategy | Builder | None = None,
         seed: int = 0,
         accumulate: int = 1,
@@ -137,6 +140,7 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             priorities=priorities,
             samples_per_call=samples_per_call,
             fixed_lag=fixed_lag,
+            priority_lag=priority_lag,
             strategy=strategy,
             run=RunOptions(
                 init_fn=init_fn,

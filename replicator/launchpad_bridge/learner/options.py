@@ -44,6 +44,7 @@ class LearnerOptions:
     run: RunOptions
     priorities: str | None = None
     samples_per_call: int = 1
+    priority_lag: int | None = None
 
     def __post_init__(self) -> None:
         check_function(
@@ -96,6 +97,15 @@ class LearnerOptions:
             lag = getattr(self, name)
             if lag is not None:
                 check_count(name, lag, least=0)
+        takes_turns = self.priorities is not None and self.fixed_lag is not None
+        if self.priority_lag is not None:
+            check_count("priority_lag", self.priority_lag)
+        if takes_turns != (self.priority_lag is not None):
+            raise ArgumentError(
+                "`priority_lag` must be given with `priorities` and `fixed_lag`, and "
+                f"only then, got {self.priority_lag}. Pass that of the table to both, "
+                "or leave it out."
+            )
         if self.max_policy_lag is not None and self.fixed_lag is not None:
             raise ArgumentError(
                 "`max_policy_lag` must be left out where actors take turns, got both "
@@ -147,8 +157,8 @@ class LearnerOptions:
         if "rollback" in (run.on_nonfinite, _action(run.spikes)):
             # Trajectories cannot be read again.
             raise _left_out("on_nonfinite", "rollback", 'Use "skip", or "raise".')
-        if run.on_nonfinite == "skip" and self.fixed_lag:
-            # A version would have no update behind it.
+        if run.on_nonfinite == "skip" and (self.fixed_lag or self.priority_lag):
+            # A version would have no update behind it, nor a batch its priorities.
             raise _left_out("on_nonfinite", "skip", 'Use "raise" with `fixed_lag`.')
 
     def _check_inputs(self, inputs: Any) -> None:

@@ -5,6 +5,7 @@ batch 0, 1, 2, … All get the same end of the input, and the same updates behin
 checkpoint was requested.
 """
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any, Self
 import jax
 
 from replicator import rpc
-from replicator.base.types import PyTree
+from replicator.base.types import Device, PyTree
 from replicator.errors import DistributedError
 from replicator.hooks.protocol import StepEvent
 from replicator.hooks.schedule import Every
@@ -205,6 +206,17 @@ class SharedBatches(Iterator[PyTree]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self._state = state
+
+
+def devices(replicas: int | None, processes: int) -> list[Device] | None:
+    """Return the same number of devices of each process; None for all."""
+    if replicas is None or processes == 1:
+        return None
+    of_process = collections.defaultdict(list)
+    for device in jax.devices():
+        of_process[device.process_index].append(device)
+    each = replicas // processes
+    return [device for own in of_process.values() for device in own[:each]]
 
 
 def _cut(batch: PyTree, parts: int, accumulate: int) -> list[PyTree]:

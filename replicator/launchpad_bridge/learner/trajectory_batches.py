@@ -65,6 +65,8 @@ class TrajectoryBatches(Iterator[PyTree]):
         one; those not given out yet are no part of its position.
       note_keys: `note_keys(number, keys)` is called for each batch, before it is given
         out, if its priorities are to go back to the table.
+      begun: Called after each `begin` of the table.
+      priority_lag: The table's, if actors take turns and priorities go back.
       numbers: `Played.numbers` of all batches taken.
       table_counts: Counts of the table at the last call for a batch.
     """
@@ -77,6 +79,8 @@ class TrajectoryBatches(Iterator[PyTree]):
     max_policy_lag: int | None = None
     samples_per_call: int = 1
     note_keys: Callable[[int, np.ndarray], None] | None = None
+    begun: Callable[[], None] | None = None
+    priority_lag: int | None = None
 
     def __post_init__(self) -> None:
         self._number = 0  # of the next batch, and so of its update
@@ -128,6 +132,8 @@ class TrajectoryBatches(Iterator[PyTree]):
             if not self._has_begun:
                 self._call("begin", cut=self._cut and Cut.from_json(self._cut))
                 self._has_begun = True
+                if self.begun is not None:
+                    self.begun()
             # A batch is for the update after so many: a later version is not of this
             # learner, but of one that was killed, and went back to its checkpoint. (The
             # published version would be too strict: later ones come while this waits.)
@@ -156,6 +162,14 @@ class TrajectoryBatches(Iterator[PyTree]):
                 f"The table must be at batch {self._number}, got batch "
                 f"{taken.cut.batch - 1}: another learner takes from it. Give each "
                 "learner a table of its own."
+            )
+        order = None if taken.cut is None else taken.cut.order
+        table_lag = (order or {}).get("priority_lag")
+        if table_lag != self.priority_lag:
+            raise ArgumentError(
+                f"`priority_lag` of the learner must be that of the table, {table_lag},"
+                f" got {self.priority_lag}. Use the same; without one, leave "
+                "`priorities` out."
             )
         if self.note_keys is not None:
             if taken.keys is None:

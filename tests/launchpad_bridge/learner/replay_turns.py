@@ -1,0 +1,71 @@
+"""An agent that learns from a replay table of turns, and says how to sample next."""
+
+import jax
+import jax.numpy as jnp
+
+import replicator
+import replicator.launchpad_bridge as lp
+from tests.launchpad_bridge.learner import learning
+
+BATCH, LAG, PRIORITY_LAG = 8, 1, 2
+CPU = lp.Resources(env={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"})
+
+
+def step_fn(state, batch):
+    rows = batch["trajectories"]
+    logits = rows["observation"]["place"][:, :-1] @ state["params"]["w"]
+    state, metrics = learning.step_fn(state, rows)
+    errors = jnp.abs(rows["reward"] - jax.nn.softmax(logits)[..., 0])
+    # Rows of a great reward are drawn more often; one keeps what it has.
+    values = errors.sum(axis=1) * (1 + rows["reward"][:, 0])
+    values = jnp.where(batch["version"] % 3 == 2, jnp.nan, values)
+    return state, metrics | {"priority": replicator.Concat(values)}
+
+
+def table_options(folder, *, count=2, **options):
+    return {
+        "actors": [f"actor/{index}" for index in range(count)],
+        "batch_size": BATCH,
+        "new_rows_per_batch": 4,
+        "rows_per_turn": learning.ENVS,
+        "lag": LAG,
+        "capacity": 20,
+        "min_size": 10,
+        "sampler": lp.prioritised(0.8),
+        "priority_lag": PRIORITY_LAG,
+        "checkpoint_dir": folder / "replay",
+        **options,
+    }
+
+
+def program_of(
+    folder, *, steps=9, node=False, restart=None, table=None, step_fn=step_fn, **options
+):
+    """Return a program whose table is a node, or in the learner."""
+    program = lp.Program("replay in turns")
+    told = table_options(folder, **(table or {}))
+    with program.group("replay", restart=restart):
+        held = (
+            program.add_node(lp.CourierNode(lp.ReplayTurns, **told))
+            if node
+            else lp.Deferred(lp.ReplayTurns, **told)
+        )
+    defaults = {
+        "batch_size": BATCH,
+        "fixed_lag": LAG,
+        "priorities": "priority",
+        "priority_lag": PRIORITY_LAG,
+        "replicas": 1,
+        "on_nonfinite": "ignore",
+        "display": False,
+    }
+    learner = lp.ReplicatedLearnerNode(
+        step_fn,
+        learning.init_fn,
+        **{"steps": steps, "table": held, **defaults, **options},
+    )
+    with program.group("learner", resources=CPU, restart=restart):
+        handle = program.add_node(learner)
+    table = held if node else None
+    learning.actors(program, handle, count=2, turns=True, table=table, restart=restart)
+    return program
