@@ -7,9 +7,10 @@ that another one, or the same. After SIGTERM no update is made again. The run mu
 all its updates, each once, and the learner go on from its newest durable checkpoint or
 later. Where actors take turns the final variables are those of a run that nobody
 killed, bit for bit, wherever the table is; such a run is made once for each number of
-processes. So is what its actors have played (returns, lengths, steps). The step updates
-twice in a scan, as PPO does. On a replay table, each priority of the learner that makes
-the last update must get back to it.
+processes, of a replay table and of another one. So is what its actors have played
+(returns, lengths, steps). The step updates twice in a scan, as PPO does. On a replay
+table without turns, each priority of the learner that makes the last update must get
+back to it; with them its rows are counted.
 
 `restart_s` is the time from the kill of one of the learner's two processes to the next
 update of both, the longest and `restart_median_s` the median; `restart_one_s` that of a
@@ -120,9 +121,10 @@ def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
 
 def _same_end(one: Outcome, other: Outcome) -> bool:
     """Return whether two runs ended with the same variables and plays, bit for bit."""
-    played = ("episodes", "environment_steps", "episode_return", "episode_length")
+    played = ("episodes", "episode_return", "environment_steps", "episode_length")
     ends = [
-        (each.result["variables"], [each.result["metrics"][name] for name in played])
+        # Of a replay table no steps are counted.
+        (each.result["variables"], [each.result["metrics"].get(k, -1) for k in played])
         for each in (one, other)
     ]
     pairs = zip(*map(jax.tree.leaves, ends), strict=True)
@@ -159,14 +161,17 @@ def main(argv: list[str]) -> None:
     chosen = [case for case in cases() if _ONLY.value in case.name]
     rng.shuffle(chosen)
     began_s = time.monotonic()
-    whole: dict[int, Outcome] = {}
+    whole: dict[tuple[int, bool], Outcome] = {}
     for number in range(_ROUNDS.value):
         case = chosen[number % len(chosen)]
-        processes = case.shape.processes
-        if processes not in whole:
-            shape = Shape(turns=True, processes=processes, own_table=False)
-            whole[processes] = undisturbed(shape, found)
-        play(case, whole[processes], rng, found)
+        processes, turns = case.shape.processes, case.shape.turns
+        replays = case.shape.replays and turns  # else only its times are of interest
+        if (processes, replays) not in whole:
+            shape = Shape(
+                turns=True, processes=processes, own_table=False, replays=replays
+            )
+            whole[processes, replays] = undisturbed(shape, found)
+        play(case, whole[processes, replays], rng, found)
     both_s, one_s = found.restart_s, found.restart_one_s
     result = {
         "failures": found.failures,

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import replicator.launchpad_bridge as lp
-from benchmarks.runs.learner_program import BATCH, STEPS, UNROLL, Shape, build
+from benchmarks.runs.learner_program import (
+    BATCH,
+    MIN_SIZE,
+    NEW_ROWS,
+    STEPS,
+    UNROLL,
+    Shape,
+    build,
+)
 from replicator.base.host.json_lines import read_lines
 from replicator.base.types import PyTree
 from replicator.checkpoint.commit import list_steps
@@ -156,8 +164,11 @@ def cases() -> list[Case]:
                     others = []  # the actor's death is that of the case before
                 found += _cases_of(shape, others)
     for processes in (1, 2):
-        shape = Shape(turns=False, processes=processes, own_table=True, replays=True)
-        found += _cases_of(shape, ["actor/0", "replay"])
+        for turns in (False, True):
+            shape = Shape(
+                turns=turns, processes=processes, own_table=True, replays=True
+            )
+            found += _cases_of(shape, ["actor/0", "replay"])
     return found
 
 
@@ -291,7 +302,10 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
 def _played_wrong(outcome: Outcome, updates: int) -> list[str]:
     """List what a learner that made so many updates at last counted wrongly."""
     played, told = outcome.result["metrics"], outcome.result["statistics"]
-    if "priorities" in told:  # of a replay table: each row's went back, and got there
+    if "priorities" in told and "turns" in told["table"]:  # sent again, or not at all
+        rows = MIN_SIZE + NEW_ROWS * (STEPS - 1)
+        is_right = not told["priorities"]["nonfinite"] and played["inserted"] == rows
+    elif "priorities" in told:  # of a replay table: each row's went back, and got there
         right = {"sent": updates * BATCH, "nonfinite": 0, "lost": 0}
         is_right = told["priorities"] == right and played["inserted"] > 0
     else:  # resets are no steps: at most one in three

@@ -3,7 +3,8 @@
 Two actors guess drawn bits in counters, a table holds what they did, a learner of one
 process or of two learns from it. Actors that take turns have no inference node, and
 their table is a node of its own or in the learner; the others have both as nodes. A
-replay table is a node, gives samples for two updates at once, and gets priorities back.
+replay table gets priorities back; without turns it is a node, and gives samples for two
+updates at once.
 """
 
 import dataclasses
@@ -27,7 +28,10 @@ from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 STEPS, INTERVAL = 120, 10
 """Updates of a run, and from save to save."""
 BATCH, UNROLL = 8, 4
+NEW_ROWS, MIN_SIZE = 4, 4 * BATCH
+"""Rows that come into a replay table of turns before each batch, and the first one."""
 _ACTORS, _ENVIRONMENTS, _WIDTH, _LAG = 2, 2, 5, 1
+_PRIORITY_LAG = 3
 _PACE_S = 0.02  # so that a moment between two updates can be met
 _AGAIN = lp.Restart(attempts=3, backoff_s=0.1)
 _TX = replicator.wrap_optimizer(optax.sgd(0.05, momentum=0.9))
@@ -39,7 +43,7 @@ class Shape:
 
     Attributes:
       turns: Whether actors take turns, so that its bits are always the same.
-      replays: Whether the table is a replay table; not with turns.
+      replays: Whether the table is a replay table.
       processes: Of the learner.
       own_table: Whether the table is a node of its own.
     """
@@ -207,7 +211,7 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
       folder: Where `updates` are noted, and `checkpoints` lie.
     """
     program = lp.Program("doomed-learner")
-    table_class, arguments, options = _table(shape)
+    table_class, arguments, options = _table(shape, folder)
     table_handle = None
     if shape.own_table:
         with program.group(shape.table_label, restart=_AGAIN):
@@ -216,7 +220,8 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
             )
     else:
         table = lp.Deferred(table_class, *arguments, **options)
-    returned = {"priorities": "priority", "samples_per_call": 2}
+    how = {"priority_lag": _PRIORITY_LAG} if shape.turns else {"samples_per_call": 2}
+    returned = {"priorities": "priority", **how}
     learner_node = lp.ReplicatedLearnerNode(
         replay_step_fn if shape.replays else step_fn,
         init_fn,
@@ -240,8 +245,24 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
     return program, table_handle
 
 
-def _table(shape: Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _table(shape: Shape, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the class of the table, and its arguments."""
+    if shape.turns and shape.replays:
+        return (
+            lp.ReplayTurns,
+            ([f"actor/{index}" for index in range(_ACTORS)],),
+            {
+                "batch_size": BATCH,
+                "new_rows_per_batch": NEW_ROWS,
+                "rows_per_turn": _ENVIRONMENTS,
+                "lag": _LAG,
+                "capacity": 32 * BATCH,
+                "min_size": MIN_SIZE,
+                "sampler": lp.prioritised(0.6),
+                "priority_lag": _PRIORITY_LAG,
+                "checkpoint_dir": folder / "replay",
+            },
+        )
     if shape.turns:
         actors = [f"actor/{index}" for index in range(_ACTORS)]
         order = {"batch_size": BATCH, "rows_per_turn": _ENVIRONMENTS, "lag": _LAG}
