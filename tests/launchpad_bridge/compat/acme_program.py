@@ -13,7 +13,6 @@ import dm_env
 import launchpad as lp
 import numpy as np
 from absl import app, flags
-
 from acme import core, environment_loop, specs
 from acme.utils import counting, loggers, lp_utils
 
