@@ -272,8 +272,8 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
     done = int(outcome.result["variables"]["updates"])
     if (outcome.result["step"], done) != (STEPS, STEPS):
         found.append(f"{outcome.result['step']} steps and {done} updates at its end")
-    is_due = victim is not None and not outcome.was_late
-    if is_due and not outcome.restarts.get(victim):
+    was_killed = victim is not None and not outcome.was_late
+    if was_killed and not outcome.restarts.get(victim or ""):
         found.append(f"{victim} was not started again")
     last, attempts = 0, sorted({line["attempt"] for line in outcome.lines})
     for attempt in attempts:

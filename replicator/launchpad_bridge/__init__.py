@@ -57,7 +57,6 @@ from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
 )
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, PyNode
-from replicator.launchpad_bridge.nodes.reverb_node import ReverbNode
 from replicator.launchpad_bridge.nodes.threads_colocation import (
     MultiThreadingColocation,
 )
@@ -104,6 +103,7 @@ from replicator.rpc.client.client import list_methods
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
+    from replicator.launchpad_bridge.compat.reverb_node import ReverbNode
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
 
 # A program without a learner does not wait for JAX and the replicator.
@@ -111,6 +111,7 @@ _LOADED_WHEN_USED = {
     "Actor": "acting.actor",
     "InferenceServer": "acting.inference",
     "ReplicatedLearnerNode": "learner.node",
+    "ReverbNode": "compat.reverb_node",
 }
 
 
