@@ -96,6 +96,7 @@ from replicator.rpc.client.client import list_methods
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
+    from replicator.launchpad_bridge.acting.items import n_step, sequences
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
 
 # A program without a learner does not wait for JAX and the replicator.
@@ -103,6 +104,8 @@ _LOADED_WHEN_USED = {
     "Actor": "acting.actor",
     "InferenceServer": "acting.inference",
     "ReplicatedLearnerNode": "learner.node",
+    "n_step": "acting.items",
+    "sequences": "acting.items",
 }
 
 
@@ -173,9 +176,11 @@ __all__ = [
     "make_program",
     "make_program_stopper",
     "maybe_dereference",
+    "n_step",
     "recipes",
     "register_stop_handler",
     "run_worker",
+    "sequences",
     "stop",
     "stop_event",
     "unregister_stop_handler",
