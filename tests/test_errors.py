@@ -2663,6 +2663,19 @@ ROWS = [
         "discount=0.99)` or `lp.sequences(length=80)`.",
     ),
     Row(
+        "A learner with priorities for a table that gives each row out once",
+        lambda: lp.ReplicatedLearnerNode(
+            lambda state, batch: (state, {}),
+            lambda key: {},
+            steps=1,
+            batch_size=8,
+            priorities="td_error",
+        ),
+        ArgumentError,
+        "`priorities` must be left out with a table that has no `update_priorities`, "
+        "got 'td_error' and a TrajectoryQueue. Use an `lp.ReplayTable`.",
+    ),
+    Row(
         "A stop where no program runs",
         lp.stop,
         LaunchError,
