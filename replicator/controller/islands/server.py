@@ -129,7 +129,7 @@ class IslandService:
             [each.kind, each.memory_bytes, each.process] for each in self._devices
         ]
         number = device.client.process_index()
-        return [jax.__version__, device.platform, number, devices]
+        return [jax.__version__, _export_platform(device), number, devices]
 
     @accepts(session=text(), name=text(), peers=_ADDRESSES, lost_after_s=seconds())
     def join(
@@ -244,6 +244,13 @@ class IslandService:
                 "controller was given up, or closed: connect again."
             )
         return hosted
+
+
+def _export_platform(device: Device) -> str:
+    """Return the platform of a device as `jax.export` names it: "gpu" is none."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 class IslandServer:
