@@ -1,7 +1,7 @@
 """Learn continuous control with D4PG, from a replay table.
 
     python -m experiments.d4pg_control --env=InvertedPendulum-v5 --seeds=3
-    python -m experiments.d4pg_control --env=HalfCheetah-v5 --steps=100000
+    python -m experiments.d4pg_control --env=HalfCheetah-v5 --seeds=1
 
 It needs `jax-replicator[control]`. Scales:
 
@@ -18,7 +18,7 @@ and of updates, which are as many.
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import optax
 
@@ -46,11 +46,23 @@ from experiments.off_policy import OffPolicy
 from experiments.returns import Learned, Returns
 from models.d4pg import D4pg
 
-# Rewards of a step, which bound what the critic can expect.
-REWARDS = {
-    "InvertedPendulum-v5": (0.0, 1.0),
-    "HalfCheetah-v5": (-2.0, 8.0),
-    "dm_control/cartpole-swingup": (0.0, 1.0),
+
+class Task(NamedTuple):
+    """What is known of a task.
+
+    Attributes:
+      rewards: The least and the greatest of a step, by which the critic is bounded.
+      steps: Updates that are made by default.
+    """
+
+    rewards: tuple[float, float]
+    steps: int
+
+
+TASKS = {
+    "InvertedPendulum-v5": Task((0.0, 1.0), 12_800),
+    "HalfCheetah-v5": Task((-2.0, 8.0), 64_000),
+    "dm_control/cartpole-swingup": Task((0.0, 1.0), 48_000),
 }
 
 
@@ -65,7 +77,7 @@ class Config(Settings):
       actors: How many nodes of a program share the environments.
       seeds: How many runs, one after the other.
       first_seed: Of the first of them.
-      steps: Updates of each.
+      steps: Updates of each; 0 for as many as the task needs.
       environments: That act at once.
       unroll_length: Steps of each in a turn.
       steps_per_call: Updates in a turn.
@@ -94,18 +106,18 @@ class Config(Settings):
     actors: Count = 2
     seeds: Count = 3
     first_seed: Whole = 0
-    steps: Count = 12_800
+    steps: Whole = 0
     environments: Count = 4
     unroll_length: Count = 8
     steps_per_call: Count = 32
     batch_size: Count = 256
     capacity: Count = 200_000
-    least: Count = 1_000
-    n: Count = 5
+    least: Count = 2_000
+    n: Count = 3
     exponent: Amount = 0.6
     importance: Amount = 0.6
     noise: Amount = 0.2
-    warmup: Whole = 250
+    warmup: Whole = 500
     hidden: Count = 256
     atoms: Count = 51
     learning_rate: Rate = 3e-4
@@ -118,7 +130,7 @@ class Config(Settings):
 def make_agent(config: Config) -> OffPolicy:
     """Return the agent, which is the same at each scale."""
     shape, action_size = control.sizes_of(config.env)
-    low, high = (each / (1 - config.discount) for each in REWARDS[config.env])
+    low, high = (each / (1 - config.discount) for each in TASKS[config.env].rewards)
     return OffPolicy(
         net=D4pg(
             action_size=action_size,
@@ -201,6 +213,8 @@ SCALES = {"process": run_process, "program": run_program}
 
 def main(config: Config) -> None:
     rep = replicator.Replicator()
+    steps = config.steps or TASKS[config.env].steps
+    config = dataclasses.replace(config, steps=steps)
     run = functools.partial(SCALES[config.scale], rep, config)
     outcomes = seeds.run_all(config, run)
     agent = make_agent(config)
