@@ -14,7 +14,7 @@ from jax import Array
 from experiments.agent import Agent, Net
 from models.d4pg import Losses
 from models.impala import Core
-from replicator import Concat, LocalSum, Mean, is_last_microbatch, replica_key
+from replicator import Concat, LocalSum, Mean, example_keys, is_last_microbatch
 from replicator.base.types import PyTree
 
 
@@ -27,7 +27,7 @@ class OffPolicyNet(Net, Protocol):
     def best(self, params: PyTree, observation: Any) -> Array: ...  # noqa: D102
 
     def losses(  # noqa: D102
-        self, params: PyTree, target: PyTree, rows: dict[str, Any], key: Array
+        self, params: PyTree, target: PyTree, rows: dict[str, Any], keys: Array
     ) -> Losses: ...
 
 
@@ -89,10 +89,11 @@ class OffPolicy(Agent):
         """Learn from a sample, on one replica; `priority` is a row per example."""
         # Divided by their sum, so only their ratios matter.
         weight = batch["probability"] ** -self.importance
+        keys = example_keys(key, len(weight))
 
         def loss_fn(params: PyTree) -> Any:
             found = self.net.losses(
-                params, state["target"], batch["trajectories"], replica_key(key)
+                params, state["target"], batch["trajectories"], keys
             )
             metrics: dict[str, Any] = {
                 name: Mean((weight * each).sum() / weight.sum(), weight=weight.sum())

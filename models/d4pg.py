@@ -134,7 +134,7 @@ class D4pg:
         return jnp.linspace(self.v_min, self.v_max, self.atoms)
 
     def losses(
-        self, params: Params, target: Params, rows: dict[str, Array], key: Array
+        self, params: Params, target: Params, rows: dict[str, Array], keys: Array
     ) -> Losses:
         """Return what is learned from transitions.
 
@@ -142,13 +142,13 @@ class D4pg:
           params: That learn.
           target: Older ones.
           rows: As `n_step` makes them.
-          key: Not used.
+          keys: Random key of each, [n]; not used.
 
         Returns:
           The cross entropy of the critic minus the value of the policy's action, whose
           gradient reaches the policy alone; the priority is the critic's divergence.
         """
-        del key
+        del keys
         returns = self.support()
         aim = jax.lax.stop_gradient(self._target(target, rows))
         logits = self.critic(params, rows["observation"], rows["action"])

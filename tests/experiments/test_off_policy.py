@@ -10,7 +10,7 @@ import pytest
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import replayed
+from experiments import anakin_replay, replayed
 from experiments.environments import control
 from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
@@ -51,9 +51,9 @@ def learned(replicas, *, accumulate=1, steps=3):
     return jax.device_get((state, metrics))
 
 
-@pytest.mark.parametrize(("replicas", "accumulate"), [(2, 2)])
-def test_replicas_and_microbatches_learn_the_same(replicas, accumulate):
-    (one, rows), (many, other) = learned(1), learned(replicas, accumulate=accumulate)
+@pytest.mark.slow
+def test_replicas_and_microbatches_learn_the_same():
+    (one, rows), (many, other) = learned(1), learned(2, accumulate=2)
     for name in ("params", "target"):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
@@ -118,3 +118,19 @@ def test_a_loop_in_one_process_learns_from_its_table():
     counts = table.statistics()
     assert found.updates == 6
     assert (counts["taken"], counts["updated"]) == (48, 48)
+
+
+@pytest.mark.slow
+def test_anakin_keeps_a_memory_on_each_replica():
+    rep = replicator.Replicator(devices=jax.devices()[:2])
+    net = D4pg(action_size=1, v_min=-2.0, v_max=2.0, atoms=5, hidden=8)
+    agent = dataclasses.replace(AGENT, net=net, observation_shape=(3,))
+    sizes = {"environments": 4, "unroll_length": 2, "capacity": 24, "batch_size": 8}
+    init_fn, step_fn = anakin_replay.make_step(agent, replicas=2, updates=2, **sizes)
+    state, step = rep.init(init_fn, seed=0), rep.compile(step_fn)
+    for number in range(4):  # the fourth overwrites the first
+        state, _ = step(state, np.arange(4, dtype=np.int32), jax.random.key(number))
+    poles, memory = jax.device_get(state["replayed"].value)
+    assert memory["reward"].shape == (2, 12)
+    assert (memory["reward"] < 0).all()
+    assert poles.age.ravel().tolist() == [8] * 4
