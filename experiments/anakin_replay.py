@@ -155,7 +155,7 @@ def _play(
 
 def _rows(
     agent: OffPolicy, seen: Array, action: Array, reward: Array
-) -> dict[str, Array]:
+) -> dict[str, Any]:
     """Return rows as `n_step` makes them of one step: no episode terminates."""
     return {
         "observation": seen,

@@ -69,6 +69,7 @@ from replicator.errors import (
     check_count,
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
+from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
 from replicator.strategies import Machine, Rule
@@ -734,6 +735,15 @@ def program_of_groups():
     return program
 
 
+def replay_table(**options):
+    return lp.ReplayTable(64, **options)
+
+
+def insert_rows(table, count, **options):
+    reward = np.zeros((count, 3), np.float32)
+    table.insert({"reward": reward}, actor="actor/0", version=0, **options)
+
+
 def program_of(function, *args, name="training"):
     """Return a program of one node, its learner."""
     program = lp.Program(name)
@@ -944,6 +954,18 @@ def called_back_where_it_is_connected_to():
     ):
         program = pw.program(pw.fn(op, pw.slice(1)))
         return program.dataflow(jax.ShapeDtypeStruct((2,), np.float32))
+
+
+def checked_where_it_is_connected_to():
+    with (
+        controller.IslandServer("unix:", devices=jax.devices()[:1]) as server,
+        controller.connect([server.address], lost_after_s=300) as pw,
+    ):
+        on = pw.slice(1)
+        step = replicator.Replicator(devices=on.devices).compile(
+            lambda state, batch: (state, {}), checks=frozenset()
+        )
+        return pw.fn(step, on)({"w": np.ones(2)}, {"x": np.ones(2)})
 
 
 def read_when_closed():
@@ -2621,6 +2643,13 @@ ROWS = [
         "MultiThreadingColocation. Add it to the program itself.",
     ),
     Row(
+        "An island in the threads of a colocation",
+        lambda: lp.MultiThreadingColocation([lp.IslandNode(devices=2)]),
+        ProgramError,
+        "`node` must be one that runs in a thread, got <IslandNode devices=2> in a "
+        "MultiThreadingColocation. Add it to the program itself.",
+    ),
+    Row(
         "A seed for the order of processes",
         lambda: lp.launch(
             lp.make_program(lp.JaxProcesses(print, processes=2)), lp.TestMode(seed=7)
@@ -3074,8 +3103,8 @@ ROWS = [
         lambda: synchronised(synchronise="hierarchical"),
         ArgumentError,
         "`devices_per_host` must be the number of devices of a host, got data_parallel "
-        "without it. Pass `devices_per_host=8`, or the machine: "
-        "`Replicator(machine=...)`.",
+        "without it. Pass `devices_per_host=8`; a `Replicator` also takes it from its "
+        "`machine`.",
     ),
     Row(
         "A number of a host's devices, and no rule for sums by hosts",
@@ -3089,7 +3118,7 @@ ROWS = [
         lambda: replicas(8, strategy=strategies.hybrid()),
         ArgumentError,
         "`shard` must be the number of devices of a host, got hybrid without it. Pass "
-        "`shard=8`, or the machine: `Replicator(machine=...)`.",
+        "`shard=8`; a `Replicator` also takes it from its `machine`.",
     ),
     Row(
         "A machine that has fewer devices than the replicator",
@@ -3382,6 +3411,28 @@ ROWS = [
         ArgumentError,
         "`donate` must be positions of arguments of `lambda`, got 1: it takes fewer. "
         "Count from 0.",
+    ),
+    Row(
+        "A position of an argument that is no whole number",
+        lambda: an_op(donate=1.5),
+        ArgumentError,
+        "`donate` must be a whole number, got 1.5. Use 1.",
+    ),
+    Row(
+        "A step of `rep.compile` on a slice, with specs",
+        lambda: an_op(replicas(2).compile(lambda s, b: (s, {})), P()),
+        ArgumentError,
+        "`in_specs`, `out_specs` and `donate` must be left out for a step of "
+        "`rep.compile`, got P(), None and (). It has the layouts of its strategy, and "
+        "donates its state.",
+    ),
+    Row(
+        "A step with checks on an island that is a process",
+        checked_where_it_is_connected_to,
+        ArgumentError,
+        "`f` must be a step without `checks` and `check_first_updates` on an island "
+        "that is a process, got one with them. Leave them out there, or use "
+        "`controller.local`.",
     ),
     Row(
         "An array of half bytes on a slice",
@@ -3869,6 +3920,109 @@ ROWS = [
         "`lambda` must fit `memory_bytes` of slice0 (1 on island0), got 7.81 KiB of "
         "arguments and results on each device for 1 KiB. Ask for more by `pw.slice`, "
         "or for less by one call.",
+    ),
+    Row(
+        "A sampler of a replay table that is none",
+        lambda: lp.ReplayTable(64, sampler="uniform"),
+        ArgumentError,
+        "`sampler` must be one that `lp.uniform`, `lp.prioritised`, `lp.fifo` or "
+        "`lp.lifo` returns, got 'uniform'. Pass `lp.uniform()`.",
+    ),
+    Row(
+        "An exponent below 0",
+        lambda: lp.prioritised(-0.6),
+        ArgumentError,
+        "`exponent` must be from 0 to 8, got -0.6. Use 0.6.",
+    ),
+    Row(
+        "A limiter that is none",
+        lambda: lp.ReplayTable(64, limiter=256),
+        ArgumentError,
+        "`limiter` must be a `RateLimiter`, got 256. Pass "
+        "`lp.RateLimiter(min_size=1)`.",
+    ),
+    Row(
+        "A replay table too small for its limiter",
+        lambda: lp.ReplayTable(64, limiter=lp.RateLimiter(min_size=100)),
+        ArgumentError,
+        "`capacity` must be at least `min_size`, 100, got 64: no batch could ever be "
+        "drawn. Use 400.",
+    ),
+    Row(
+        "A replay table too small for a batch",
+        lambda: replay_table().take(65, timeout_s=0),
+        ArgumentError,
+        "`capacity` must be at least 65, for batches of 65, got 64. Use 260.",
+    ),
+    Row(
+        "A replay table too small for an insert",
+        lambda: insert_rows(replay_table(), 65),
+        ArgumentError,
+        "`capacity` must be at least 65, for inserts of 65, got 64. Use 260, or insert "
+        "fewer at once.",
+    ),
+    Row(
+        "A limiter's error without a ratio",
+        lambda: lp.RateLimiter(error=10),
+        ArgumentError,
+        "`error` must be None without `samples_per_insert`, got 10. Leave it out, or "
+        "pass `samples_per_insert`.",
+    ),
+    Row(
+        "A limiter's ratio without an error",
+        lambda: lp.RateLimiter(samples_per_insert=8),
+        ArgumentError,
+        "`error` must be a number with `samples_per_insert=8`, got None. Use 80.",
+    ),
+    Row(
+        "A limiter's error below its ratio",
+        lambda: lp.RateLimiter(samples_per_insert=8, error=4),
+        ArgumentError,
+        "`error` must be finite, and at least 1 and `samples_per_insert`, got 4 for 8. "
+        "Use 80.",
+    ),
+    Row(
+        "A limiter that can never let a batch pass",
+        lambda: replay_table(
+            limiter=lp.RateLimiter(samples_per_insert=8, error=16)
+        ).take(32, timeout_s=0),
+        ArgumentError,
+        "`error` must be at least 20, for batches of 32 and inserts of 1 at 8 samples "
+        "per insert, got 16: none could ever pass. Use 40, or insert fewer at once.",
+    ),
+    Row(
+        "A priority below 0",
+        lambda: insert_rows(replay_table(), 2, priorities=[1, -1]),
+        TrajectoryError,
+        "`priorities` of actor/0 must be finite and at least 0, got -1.0. Pass None "
+        "for the largest so far.",
+    ),
+    Row(
+        "Another number of priorities than of rows",
+        lambda: insert_rows(replay_table(), 2, priorities=[1]),
+        TrajectoryError,
+        "`priorities` of actor/0 must have one for each row, got 1 for 2. Pass None "
+        "for the largest so far.",
+    ),
+    Row(
+        "A new priority that is NaN",
+        lambda: replay_table().update_priorities(np.array([0]), [float("nan")]),
+        ArgumentError,
+        "`values` must be finite and at least 0, got nan. Use the absolute value of "
+        "the error, and skip updates with NaN.",
+    ),
+    Row(
+        "Another number of new priorities than of keys",
+        lambda: replay_table().update_priorities(np.zeros(1, np.int64), [1, 2]),
+        ArgumentError,
+        "`values` must have one for each key, got 2 for 1. Pass the priorities of that "
+        "batch.",
+    ),
+    Row(
+        "A priority of a key that no row had",
+        lambda: replay_table().update_priorities(np.array([-3]), [1.0]),
+        ArgumentError,
+        "`keys` must be keys that this table gave, got -3. Pass `Taken.keys`.",
     ),
     Row(
         "A dataflow that waits for memory when `pw` is closed",

@@ -106,11 +106,13 @@ if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.inference import InferenceServer
     from replicator.launchpad_bridge.acting.items import n_step, sequences
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
+    from replicator.launchpad_bridge.nodes.island_node import IslandNode
 
-# A program without a learner does not wait for JAX and the replicator.
+# A program without these does not wait for JAX and the replicator.
 _LOADED_WHEN_USED = {
     "Actor": "acting.actor",
     "InferenceServer": "acting.inference",
+    "IslandNode": "nodes.island_node",
     "ReplicatedLearnerNode": "learner.node",
     "n_step": "acting.items",
     "sequences": "acting.items",
@@ -140,6 +142,7 @@ __all__ = [
     "Exited",
     "Handle",
     "InferenceServer",
+    "IslandNode",
     "JaxProcesses",
     "LaunchError",
     "LaunchType",

@@ -1,31 +1,27 @@
 """Argument rules of the methods of a replay table."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from replicator.base import accepts as rules
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_count, check_word
 from replicator.launchpad_bridge.replay.rate_limiter import RateLimiter
+from replicator.launchpad_bridge.replay.removers import REMOVERS
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler
-from replicator.launchpad_bridge.trajectories.arguments import INSERT_RULES
+from replicator.launchpad_bridge.trajectories.arguments import (
+    INSERT_RULES,
+    MOST_EPISODES,
+)
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 
-MOST_PRIORITIES = 1 << 22
+MOST_PRIORITIES = 1 << 20
 """Most priorities in one call."""
-
-
-def _is_numbers(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return len(value) <= MOST_PRIORITIES and all(map(rules.is_number, value))
-    return any(kind.is_right(value) for kind in _KINDS)
-
-
-_KINDS = [rules.array(kind, MOST_PRIORITIES) for kind in "fiu"]
+_NUMBERS = rules.items("numbers", rules.is_number, MOST_EPISODES)
+_ARRAYS = [rules.array(kind, MOST_PRIORITIES) for kind in "fiu"]
 _PRIORITIES = rules.ArgumentRule(
-    f"an array of one axis, or a list, of at most {MOST_PRIORITIES} numbers",
-    _is_numbers,
+    f"an array of one axis, of at most {MOST_PRIORITIES} numbers, or a short list",
+    lambda value: any(rule.is_right(value) for rule in (*_ARRAYS, _NUMBERS)),
 )
 INSERT = rules.accepts(
     TrajectoryError,
@@ -90,26 +86,32 @@ def checked_updates(
     return keys, values
 
 
-def check_limiter(limiter: object, capacity: int) -> None:
-    """Raise an `ArgumentError` unless it is one that lets batches of a table pass."""
+def check_options(
+    capacity: int,
+    sampler: object,
+    remover: object,
+    limiter: object,
+    max_times_sampled: int | None,
+) -> None:
+    """Raise an `ArgumentError` for options of which a table cannot be made."""
+    check_count("capacity", capacity)
+    if not isinstance(sampler, ReplaySampler):
+        raise ArgumentError(
+            "`sampler` must be one that `lp.uniform`, `lp.prioritised`, `lp.fifo` or "
+            f"`lp.lifo` returns, got {sampler!r}. Pass `lp.uniform()`."
+        )
+    check_word("remover", remover, tuple(REMOVERS))
     if not isinstance(limiter, RateLimiter):
         raise ArgumentError(
             f"`limiter` must be a `RateLimiter`, got {limiter!r}. Pass "
             "`lp.RateLimiter(min_size=1)`."
         )
+    if max_times_sampled is not None:
+        check_count("max_times_sampled", max_times_sampled)
     if capacity < limiter.min_size:
         raise ArgumentError(
             f"`capacity` must be at least `min_size`, {limiter.min_size}, got "
             f"{capacity}: no batch could ever be drawn. Use {4 * limiter.min_size}."
-        )
-
-
-def check_sampler(sampler: object) -> None:
-    """Raise an `ArgumentError` for what is no sampler."""
-    if not isinstance(sampler, ReplaySampler):
-        raise ArgumentError(
-            "`sampler` must be one that `lp.uniform`, `lp.prioritised`, `lp.fifo` or "
-            f"`lp.lifo` returns, got {sampler!r}. Pass `lp.uniform()`."
         )
 
 

@@ -99,6 +99,15 @@ class HeldRows:
             return self._draws.size > 0
         return int(self._left[self._draws.rows()].sum()) >= count
 
+    def missing(self, count: int) -> str | None:
+        """Return why as many rows cannot be drawn; None if they can."""
+        if self.can_draw(count):
+            return None
+        too_old = self.too_old
+        if not self._draws.size and too_old < self.held:
+            return f"a priority above 0: all of {self.held - too_old} rows have 0"
+        return f"rows that may be drawn: {too_old} of {self.held} are too old"
+
     def reserve(self, count: int) -> tuple[np.ndarray, int]:
         """Return free places, int64 [count], and how many rows went for them."""
         lacking = max(count - len(self._free), 0)

@@ -117,17 +117,18 @@ class LimitedCounts:
       inserted: Rows that came in.
       taken: Rows drawn.
       writing: Rows on their way in, which count for inserts, and not yet for samples.
+      batch: Rows in the largest batch so far.
     """
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
         self.inserted = self.taken = self.writing = 0
         self._start = 0.0  # d with which the counts began
-        # The largest so far: none that comes may be one that could never pass.
-        self._batch = self._insert = 1
+        self.batch = self._insert = 1  # the largest so far, as far as they are known
 
     def __str__(self) -> str:
-        return f"{self.inserted} rows inserted, {self.taken} drawn, by {self.limiter}"
+        limiter = self.limiter
+        return f"{self.inserted} rows inserted, {self.taken} drawn, {limiter}"
 
     def begin_with(self, *, inserted: int, taken: int, held: int) -> None:
         """Go on with the counts of another table of `held` rows, under this limiter.
@@ -157,9 +158,9 @@ class LimitedCounts:
         Raises:
           ArgumentError: `error` of the limiter is too small for them.
         """
-        batch, insert = max(batch, self._batch), max(insert, self._insert)
+        batch, insert = max(batch, self.batch), max(insert, self._insert)
         self.limiter.check_sizes(batch=batch, insert=insert)
-        self._batch, self._insert = batch, insert
+        self.batch, self._insert = batch, insert
 
     def _at(self, inserted: int) -> float:
         ratio = self.limiter.samples_per_insert or 0.0

@@ -22,15 +22,13 @@ from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
     check_count,
-    check_whole,
     check_word,
 )
 from replicator.launchpad_bridge.replay.arguments import (
     INSERT,
     UPDATE_PRIORITIES,
     check_count_of,
-    check_limiter,
-    check_sampler,
+    check_options,
     checked_priorities,
     checked_updates,
 )
@@ -39,7 +37,7 @@ from replicator.launchpad_bridge.replay.rate_limiter import (
     LimitedCounts,
     RateLimiter,
 )
-from replicator.launchpad_bridge.replay.removers import REMOVERS, RemoverName
+from replicator.launchpad_bridge.replay.removers import RemoverName
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler, uniform
 from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
@@ -114,14 +112,9 @@ class ReplayTable:
         Raises:
           ArgumentError: An argument breaks its rule.
         """
-        check_count("capacity", capacity)
-        check_sampler(sampler)
-        check_word("remover", remover, tuple(REMOVERS))
-        check_limiter(limiter, capacity)
+        check_options(capacity, sampler, remover, limiter, max_times_sampled)
         check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
-        check_whole("seed", seed)
-        if max_times_sampled is not None:
-            check_count("max_times_sampled", max_times_sampled)
+        check_count("seed", seed, "Use 0.", least=0)
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
         self._capacity = capacity
         self._limited = LimitedCounts(limiter)
@@ -363,9 +356,9 @@ class ReplayTable:
 
     def _can_insert(self, count: int) -> bool:
         rows = self._rows
-        # A learner that can draw none of them waits for new rows, so these must not
-        # wait for the learner.
-        is_stuck = rows.held > 0 and not rows.drawable
+        # A learner that cannot draw a batch of them waits for new rows, so these must
+        # not wait for the learner.
+        is_stuck = rows.held > 0 and not rows.can_draw(self._limited.batch)
         return rows.room >= count and (
             is_stuck or self._limited.may_insert(count, held=rows.held)
         )
@@ -376,24 +369,15 @@ class ReplayTable:
             self._may_take, lambda: self._can_take(count), timeout_s=timeout_s
         )
         self._waited_s += time.monotonic() - started_s
-        self._waits_for = None if may_take else self._missing(count)
+        if not may_take:
+            # Rows first: where there are none, the limiter has no say.
+            self._waits_for = self._rows.missing(count) or str(self._limited)
         return may_take
 
     def _can_take(self, count: int) -> bool:
         return self._rows.can_draw(count) and self._limited.may_take(
             count, held=self._rows.held
         )
-
-    def _missing(self, count: int) -> str:
-        """Return why `count` rows cannot be drawn, as text."""
-        held, too_old = self._rows.held, self._rows.too_old
-        if held < self._limited.limiter.min_size:
-            return f"{self._limited.limiter.min_size} rows; {held} are held"
-        if not self._rows.drawable and too_old < held:
-            return f"a priority above 0; all of {held - too_old} rows have 0"
-        if not self._rows.can_draw(count):
-            return f"rows that may be drawn; {too_old} of {held} are too old"
-        return f"inserts: {self._limited}"
 
     def _check_insert(
         self, count: int, priorities: Sequence[np.ndarray], actor: str

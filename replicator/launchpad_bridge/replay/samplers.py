@@ -76,7 +76,11 @@ class ReplaySampler:
 
 
 def uniform() -> ReplaySampler:
-    """Return the sampler that draws all rows with the same probability."""
+    """Return the sampler that draws all rows with the same probability.
+
+    >>> uniform().name
+    'uniform'
+    """
     return ReplaySampler(name="uniform", start=_Uniform)
 
 
@@ -91,6 +95,11 @@ def prioritised(exponent: float = 0.6) -> ReplaySampler:
 
     Raises:
       ArgumentError: `exponent` is not such a number.
+
+    >>> draws = prioritised(0.5).start(3)
+    >>> draws.add(np.array([0, 1, 2]), np.array([1.0, 0.0, 9.0]))
+    >>> draws.draw(np.array([0.1, 0.9]), None)
+    (array([0, 2]), array([0.25, 0.75]))
     """
     check_number("exponent", exponent)
     if not 0 <= exponent <= 8:
@@ -99,12 +108,20 @@ def prioritised(exponent: float = 0.6) -> ReplaySampler:
 
 
 def fifo() -> ReplaySampler:
-    """Return the sampler that draws the oldest row; without a limit always the same."""
+    """Return the sampler that draws the oldest row; without a limit always the same.
+
+    >>> fifo().name
+    'fifo'
+    """
     return ReplaySampler(name="fifo", start=_Oldest)
 
 
 def lifo() -> ReplaySampler:
-    """Return the sampler that draws the newest row."""
+    """Return the sampler that draws the newest row.
+
+    >>> lifo().name
+    'lifo'
+    """
     return ReplaySampler(name="lifo", start=_Newest)
 
 

@@ -7,7 +7,6 @@ import optax
 
 import replicator
 import replicator.launchpad_bridge as lp
-from replicator.launchpad_bridge.trajectories.table import ActorTurn, Taken
 
 CPU = lp.Resources(env={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"})
 ROWS, WIDTH = 64, 3
@@ -34,42 +33,33 @@ def step_fn(state, batch):
     return {"params": params, "opt": opt}, metrics
 
 
-class Table:
-    def __init__(self):
-        self._rng = np.random.default_rng(0)
-        self._rows = None
-        self.updates = []
+class Noted(lp.ReplayTable):
+    """A table that notes which rows get which priorities."""
 
-    def insert(self, trajectories, *, actor, version, **kwargs):
-        self._rows = trajectories
-        return ActorTurn()
+    def __init__(self, capacity):
+        super().__init__(capacity, limiter=lp.RateLimiter(min_size=capacity))
+        self._ids = {}
+        self._updates = []
 
-    def take(self, count, *, oldest=None, newest=None, timeout_s):
-        keys = self._rng.integers(0, ROWS, count)
-        return Taken(
-            trajectories={n: v[keys] for n, v in self._rows.items()},
-            versions=np.zeros(count, np.int64),
-            keys=keys,
-            probabilities=np.full(count, 1 / ROWS),
-        )
+    def take(self, count, **options):
+        taken = super().take(count, **options)
+        ids = taken.trajectories["id"].tolist()
+        self._ids.update(zip(taken.keys.tolist(), ids, strict=True))
+        return taken
 
     def update_priorities(self, keys, values):
-        self.updates.append((np.array(keys), np.array(values)))
-
-    def begin(self, cut):
-        pass
-
-    def statistics(self):
-        return {"inserted": ROWS}
+        super().update_priorities(keys, values)
+        self._updates += zip(keys.tolist(), values.tolist(), strict=True)
 
     def told(self):
-        """Return keys and values of all updates, in order."""
-        return [np.concatenate(each) for each in zip(*self.updates, strict=True)]
+        """Return ids of rows, and the priorities that they got, in order."""
+        pairs = [(self._ids[key], value) for key, value in self._updates]
+        return np.array(pairs).T
 
 
 def filled():
     """Return a table with all rows, each with its number as `id`."""
-    table, rng = Table(), np.random.default_rng(1)
+    table, rng = Noted(ROWS), np.random.default_rng(1)
     rows = {
         "id": np.arange(ROWS, dtype=np.float32),
         "x": rng.normal(size=(ROWS, WIDTH)).astype(np.float32),

@@ -31,11 +31,11 @@ def alone():
     ],
 )
 def test_rows_get_their_priorities_and_the_learner_learns_as_with_one_replica(options):
-    result, (keys, values) = replay.learnt(**options)
-    np.testing.assert_array_equal(values, keys + 0.5)
+    result, (ids, values) = replay.learnt(**options)
+    np.testing.assert_array_equal(values, ids + 0.5)
     one, told = alone()
     if options.get("samples_per_call", 1) == 1:  # else other draws
-        np.testing.assert_array_equal(keys, told[0])
+        np.testing.assert_array_equal(ids, told[0])
         close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
         jax.tree.map(close, one["variables"], result["variables"])
 
@@ -54,8 +54,8 @@ def test_rows_of_an_update_that_is_skipped_keep_only_what_is_not_finite():
         bad = jnp.where(values == values.max(), jnp.nan, values)
         return state, metrics | {"priority": replicator.Concat(bad)}
 
-    result, (keys, values) = replay.learnt(step_fn=step_fn, on_nonfinite="skip")
-    np.testing.assert_array_equal(values, keys + 0.5)
+    result, (ids, values) = replay.learnt(step_fn=step_fn, on_nonfinite="skip")
+    np.testing.assert_array_equal(values, ids + 0.5)
     counts = result["statistics"]["priorities"]
     assert counts["nonfinite"] >= 4
     assert counts["sent"] == 32 - counts["nonfinite"]

@@ -79,7 +79,7 @@ class Counted(TrajectoryQueue):
 
 def test_batches_of_one_call_are_given_out_one_by_one_each_with_its_position():
     queue = Counted()
-    queue.insert(rows(0, 1, 2, 3), actor="actor/0", version=1, episodes=[7.0])
+    queue.insert(rows(0, 1, 2, 3), actor="actor/0", version=0, episodes=[7.0])
     batches = batches_of(queue, 1, samples_per_call=4, max_policy_lag=3)
     found = []
     for _ in range(4):
@@ -91,12 +91,12 @@ def test_batches_of_one_call_are_given_out_one_by_one_each_with_its_position():
     assert queue.calls == [(4, 0)]
 
 
-def test_no_batch_of_a_call_is_older_than_its_own_update_allows():
-    queue = queue_of(3, 4, 5, 4, 5, 5)
+def test_no_batch_of_a_call_is_older_than_the_last_update_of_them_allows():
+    queue = queue_of(3, 4, 4, 3, 4, 4)
     batches = batches_of(queue, 2, samples_per_call=2, max_policy_lag=1)
     batches.set_state({"batch": 4, "cut": None})
-    queue.insert(rows(6), actor="actor/0", version=4)
-    assert next_ids(batches, 2) == [[4, 5], [4, 5]]
+    assert next_ids(batches, 2) == [[4, 4], [4, 4]]
+    assert queue.statistics()["dropped"]["too_old"] == 2
 
 
 def test_a_batch_says_by_which_versions_it_was_acted():
