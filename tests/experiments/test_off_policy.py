@@ -1,7 +1,9 @@
 """The agent that learns from samples: law 1, weights, and its loop in one process."""
 
 import dataclasses
+import functools
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import anakin_replay, replayed
+from experiments import agent_program, anakin_replay, evaluator, replayed
 from experiments.environments import control
 from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
@@ -134,3 +136,47 @@ def test_anakin_keeps_a_memory_on_each_replica():
     assert memory["reward"].shape == (2, 12)
     assert (memory["reward"] < 0).all()
     assert poles.age.ravel().tolist() == [8] * 4
+
+
+def reach(size, index=0):
+    del index
+    return from_gymnasium_envs([Reached] * size)
+
+
+class Reached(control.Scaled):
+    """Cut by time after five steps."""
+
+    def __init__(self):
+        super().__init__(gymnasium.wrappers.TimeLimit(Reach(), 5))
+
+
+@pytest.mark.slow
+def test_a_program_learns_from_its_replay_table(tmp_path):
+    found = agent_program.learn(
+        AGENT,
+        functools.partial(reach, 2),
+        "threads",
+        actors=2,
+        batch_size=8,
+        unroll_length=4,
+        steps=6,
+        replay={"capacity": 100, "sampler": lp.prioritised(0.6)},
+        items=lp.n_step(3, discount=0.9),
+        evaluator=functools.partial(
+            evaluator.Evaluator,
+            *(reach, AGENT.greedy, AGENT.initial_core, tmp_path, 0),
+        ),
+        folder=tmp_path,
+    )
+    assert found.updates == 6
+
+
+def test_each_environments_first_episode_counts_in_an_evaluation():
+    seen = []
+
+    def choose(observation, first, t):
+        seen.append(t)
+        return np.ones((3, 2), np.float32)
+
+    assert evaluator.play(reach(3), choose, seed=0) == [5.0] * 3
+    assert seen == [0, 1, 2, 3, 4]

@@ -22,7 +22,7 @@ class Reach(gymnasium.Env):
         return np.zeros(2), {}
 
     def step(self, action):
-        return np.array(action), 0.0, False, False, {}
+        return np.array(action), 1.0, False, False, {}
 
 
 @pytest.mark.parametrize(
