@@ -2682,6 +2682,25 @@ ROWS = [
         "4000 and 2000. Use 2000 and 4000.",
     ),
     Row(
+        "A discount of n steps that is none",
+        lambda: lp.n_step(5, discount=1.5),
+        ArgumentError,
+        "`discount` must be from 0 to 1, got 1.5. Use 0.99.",
+    ),
+    Row(
+        "Sequences that share all their steps",
+        lambda: lp.sequences(length=80, overlap=80),
+        ArgumentError,
+        "`overlap` must be below `length`, got 80 of 80. Use 40.",
+    ),
+    Row(
+        "Items of an actor that nothing makes",
+        lambda: lp.Actor(None, None, None, None, index=0, unroll_length=1, items=5),
+        ArgumentError,
+        "`items` must make items of unrolls, got 5. Pass `lp.n_step(5, "
+        "discount=0.99)` or `lp.sequences(length=80)`.",
+    ),
+    Row(
         "A learner with priorities for a table that gives each row out once",
         lambda: lp.ReplicatedLearnerNode(
             lambda state, batch: (state, {}),
