@@ -102,8 +102,8 @@ from replicator.rpc.client.client import list_methods
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
-    from replicator.launchpad_bridge.compat.reverb_node import ReverbNode
     from replicator.launchpad_bridge.acting.items import n_step, sequences
+    from replicator.launchpad_bridge.compat.reverb_node import ReverbNode
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
     from replicator.launchpad_bridge.nodes.island_node import IslandNode
     from replicator.launchpad_bridge.replay.replay_table import ReplayTable
