@@ -968,6 +968,18 @@ def called_back_where_it_is_connected_to():
         return program.dataflow(jax.ShapeDtypeStruct((2,), np.float32))
 
 
+def checked_where_it_is_connected_to():
+    with (
+        controller.IslandServer("unix:", devices=jax.devices()[:1]) as server,
+        controller.connect([server.address], lost_after_s=300) as pw,
+    ):
+        on = pw.slice(1)
+        step = replicator.Replicator(devices=on.devices).compile(
+            lambda state, batch: (state, {}), checks=frozenset()
+        )
+        return pw.fn(step, on)({"w": np.ones(2)}, {"x": np.ones(2)})
+
+
 def read_when_closed():
     with (
         controller.IslandServer("unix:", devices=jax.devices()[:1]) as server,
@@ -2643,6 +2655,13 @@ ROWS = [
         "MultiThreadingColocation. Add it to the program itself.",
     ),
     Row(
+        "An island in the threads of a colocation",
+        lambda: lp.MultiThreadingColocation([lp.IslandNode(devices=2)]),
+        ProgramError,
+        "`node` must be one that runs in a thread, got <IslandNode devices=2> in a "
+        "MultiThreadingColocation. Add it to the program itself.",
+    ),
+    Row(
         "A seed for the order of processes",
         lambda: lp.launch(
             lp.make_program(lp.JaxProcesses(print, processes=2)), lp.TestMode(seed=7)
@@ -2664,6 +2683,19 @@ ROWS = [
         ProgramError,
         "`refresh_interval_ms` must be more than 0 and at most `stale_after_ms`, got "
         "4000 and 2000. Use 2000 and 4000.",
+    ),
+    Row(
+        "A learner with priorities for a table that gives each row out once",
+        lambda: lp.ReplicatedLearnerNode(
+            lambda state, batch: (state, {}),
+            lambda key: {},
+            steps=1,
+            batch_size=8,
+            priorities="td_error",
+        ),
+        ArgumentError,
+        "`priorities` must be left out with a table that has no `update_priorities`, "
+        "got 'td_error' and a TrajectoryQueue. Use an `lp.ReplayTable`.",
     ),
     Row(
         "A stop where no program runs",
@@ -3064,8 +3096,8 @@ ROWS = [
         lambda: synchronised(synchronise="hierarchical"),
         ArgumentError,
         "`devices_per_host` must be the number of devices of a host, got data_parallel "
-        "without it. Pass `devices_per_host=8`, or the machine: "
-        "`Replicator(machine=...)`.",
+        "without it. Pass `devices_per_host=8`; a `Replicator` also takes it from its "
+        "`machine`.",
     ),
     Row(
         "A number of a host's devices, and no rule for sums by hosts",
@@ -3079,7 +3111,7 @@ ROWS = [
         lambda: replicas(8, strategy=strategies.hybrid()),
         ArgumentError,
         "`shard` must be the number of devices of a host, got hybrid without it. Pass "
-        "`shard=8`, or the machine: `Replicator(machine=...)`.",
+        "`shard=8`; a `Replicator` also takes it from its `machine`.",
     ),
     Row(
         "A machine that has fewer devices than the replicator",
@@ -3372,6 +3404,28 @@ ROWS = [
         ArgumentError,
         "`donate` must be positions of arguments of `lambda`, got 1: it takes fewer. "
         "Count from 0.",
+    ),
+    Row(
+        "A position of an argument that is no whole number",
+        lambda: an_op(donate=1.5),
+        ArgumentError,
+        "`donate` must be a whole number, got 1.5. Use 1.",
+    ),
+    Row(
+        "A step of `rep.compile` on a slice, with specs",
+        lambda: an_op(replicas(2).compile(lambda s, b: (s, {})), P()),
+        ArgumentError,
+        "`in_specs`, `out_specs` and `donate` must be left out for a step of "
+        "`rep.compile`, got P(), None and (). It has the layouts of its strategy, and "
+        "donates its state.",
+    ),
+    Row(
+        "A step with checks on an island that is a process",
+        checked_where_it_is_connected_to,
+        ArgumentError,
+        "`f` must be a step without `checks` and `check_first_updates` on an island "
+        "that is a process, got one with them. Leave them out there, or use "
+        "`controller.local`.",
     ),
     Row(
         "An array of half bytes on a slice",

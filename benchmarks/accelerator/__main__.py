@@ -19,6 +19,8 @@ by an error.
   that fits, and the share of the peak that its matrix products are (Chowdhery et al.
   2022, "PaLM", appendix B; layers that are computed again count once).
 - `checkpoint`: a save and a restore of 1 and of 10 GB; how long the save held the loop.
+- `islands`: the controller over an island of the accelerators, here and from another
+  process with an island of CPU devices: what broke, and what it costs.
 - `scaling`: step of one device / step of all, each with as many tokens (1 is ideal).
 """
 

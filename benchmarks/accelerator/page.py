@@ -40,6 +40,10 @@ _LINES = {
         )
         for size in SIZES_GB
     },
+    "islands: broken comparisons; a chain of 128 ops / a loop of them; to a CPU island "
+    "and back, GB a second": (
+        *("island_failures", "island_chained_ratio", "island_gb_per_s"),
+    ),
     "weak scaling, of 1": ("scaling",),
 }
 

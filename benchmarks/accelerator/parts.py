@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-from benchmarks.accelerator import against_hand, checks, training
+from benchmarks.accelerator import against_hand, checks, islands, training
 from benchmarks.accelerator.measured import Parts
 
 
@@ -50,6 +50,10 @@ PARTS = {
     ),
     "checkpoint": Part(
         run=checks.checkpoint, keys=_keys(_SAVES, "blocked_ms save_s restore_s peak_gb")
+    ),
+    "islands": Part(
+        run=islands.islands,
+        keys=_keys("island", "failures chained_ratio gb_per_s"),
     ),
     "fsdp": Part(
         run=against_hand.fsdp_against_hand,

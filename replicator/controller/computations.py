@@ -1,7 +1,7 @@
 """Make computations of equations, each with the specs of its ops on its slice."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ def computation_of(
     inputs: Mapping[core.Var, SliceLayout | None],
     outputs: Sequence[core.Var],
     donated: tuple[int, ...],
+    is_here: bool,
 ) -> Computation:
     """Return the computation of a group.
 
@@ -43,6 +44,7 @@ def computation_of(
       inputs: Layout of each value that it takes.
       outputs: Values that it must return.
       donated: Positions of inputs whose memory it may take.
+      is_here: Whether its island is in this process.
 
     Raises:
       ArgumentError: It takes numbers of less than a byte, whose layout JAX mistakes.
@@ -58,11 +60,13 @@ def computation_of(
                 f"{list(shape.shape)} at {line}. Pass int8, and cast in its function."
             )
     step = group.step
+    is_eager = is_here and isinstance(step, StepCall)
     if step is not None:
         if isinstance(step, HostCall):
             run: Any = step.run_of(eqns[0], inputs, constants, outputs)
         else:
-            run = functools.partial(_run_step, eqns[0], list(inputs), outputs, step)
+            called = step.run if is_eager else step.traced
+            run = functools.partial(_run_step, eqns[0], list(inputs), outputs, called)
         at = [eqns[0].outvars.index(var) for var in outputs]
         layouts = [step.layouts[number] for number in at]
     else:
@@ -84,8 +88,9 @@ def computation_of(
         inputs=list(inputs.values()),
         outputs=layouts,
         donated=donated,
-        is_eager=isinstance(step, StepCall),
+        is_eager=is_eager,
         is_host=isinstance(step, HostCall),
+        traced_on=step.devices if isinstance(step, StepCall) else (),
     )
 
 
@@ -199,15 +204,16 @@ def _run_step(
     eqn: core.JaxprEqn,
     invars: Sequence[core.Var],
     outvars: Sequence[core.Var],
-    call: StepCall,
+    call: Callable[..., list[Any]],
     *arrays: jax.Array,
 ) -> list[Any]:
     values = dict(zip(invars, arrays, strict=True))
-    waited, *results = call.run(
+    results = call(
         *(x.val if isinstance(x, core.Literal) else values[x] for x in eqn.invars)
     )
-    made = dict(zip(eqn.outvars, results, strict=True))
-    return [waited, *(made[var] for var in outvars)]
+    waited = results[: len(results) - len(eqn.outvars)]
+    made = dict(zip(eqn.outvars, results[len(waited) :], strict=True))
+    return [*waited, *(made[var] for var in outvars)]
 
 
 def of_host(constant: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -34,8 +34,8 @@ class Runner(Protocol):
         """Return the name by which equations name a function."""
         ...
 
-    def program(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Return a function as a dataflow."""
+    def program(self, fn: Callable[..., PyTree]) -> Any:
+        """Return a function as a `Program`, whose file imports this one."""
         ...
 
 
@@ -71,7 +71,9 @@ class Function:
             register = functools.partial(self._register, line=definition_of(fn))
             self._traced = HostTracer(fn, self._label, host_result, on, register)
             return
+        positions = _positions(donate)
         if isinstance(fn, CompiledStep):
+            _check_bare(in_specs, out_specs, positions)
             self._label = "step"
             self._traced = StepTracer(fn, on, self._register)
             return
@@ -92,7 +94,7 @@ class Function:
         try:
             self._traced: Callable[..., PyTree] = jax.jit(
                 run,
-                donate_argnums=_positions(donate),
+                donate_argnums=positions,
                 in_shardings=self._shardings("in_specs", in_specs),
                 out_shardings=self._shardings("out_specs", out_specs),
             )
@@ -131,7 +133,7 @@ class Function:
                 "a call that JAX traces outside of one. Decorate the function that "
                 "calls `jax.grad`, `jax.vmap` or the like by `pw.program`."
             )
-        return self._alone(*args)
+        return self._alone.run(*args)
 
     def _register(
         self, step: StepCall | HostCall | None = None, line: str = UNKNOWN_LINE
@@ -192,8 +194,17 @@ class Function:
             ) from error
 
 
+def _check_bare(in_specs: PyTree, out_specs: PyTree, donate: tuple[int, ...]) -> None:
+    if (in_specs, out_specs, donate) != (None, None, ()):
+        raise ArgumentError(
+            "`in_specs`, `out_specs` and `donate` must be left out for a step of "
+            f"`rep.compile`, got {in_specs}, {out_specs} and {donate}. It has the "
+            "layouts of its strategy, and donates its state."
+        )
+
+
 def _positions(donate: int | Sequence[int]) -> tuple[int, ...]:
-    positions = (donate,) if isinstance(donate, int) else tuple(donate)
+    positions = tuple(donate) if isinstance(donate, Iterable) else (donate,)
     for each in positions:
         check_count("donate", each, "Pass positions of arguments.", least=0)
     return positions

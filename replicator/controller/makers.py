@@ -1,16 +1,20 @@
 """Make a controller: over islands of this process, of this host, or elsewhere."""
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
 from replicator.controller.controller import Controller
 from replicator.controller.islands.in_process import local_islands
-from replicator.controller.islands.joined import JoinedIslands
+from replicator.controller.islands.joined import IslandAddress, JoinedIslands
 from replicator.controller.islands.protocol import IslandPool, Report
 from replicator.controller.islands.started import StartedIslands
 from replicator.errors import ArgumentError, check_count, check_positive
+from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
 from replicator.rpc.security.tls import Tls
+
+_Addresses = str | IslandAddress | Sequence[str | IslandAddress]
 
 
 def local(
@@ -112,11 +116,11 @@ def start(
 
 
 def connect(
-    addresses: Sequence[str | Sequence[str]],
+    addresses: Sequence[_Addresses],
     secret: Secret | None = None,
     *,
     tls: Tls | None = None,
-    spares: Sequence[str | Sequence[str]] = (),
+    spares: Sequence[_Addresses] = (),
     lost_after_s: float = 10.0,
     order: Literal["weight", "fifo"] = "weight",
 ) -> Controller:
@@ -130,7 +134,9 @@ def connect(
 
     Args:
       addresses: Address of each: "host:7000", or as `rpc` has it, "unix:/…". An island
-        of several processes, joined by `jax.distributed`, has a list of theirs.
+        of several processes, joined by `jax.distributed`, has a list of theirs. In a
+        node of a program: what the handle of an `lp.IslandNode` became; it is waited
+        for.
       spares: Addresses of islands more, kept for those that are lost.
       secret: Secret of the islands; by default the file beside a Unix socket, or the
         one that the environment points to.
@@ -149,12 +155,14 @@ def connect(
             "of each `IslandServer`."
         )
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
-    found = [*_groups("addresses", addresses), *_groups("spares", spares)]
+    reach = functools.partial(_reached, secret, tls)
+    found = [
+        [each if isinstance(each, IslandAddress) else reach(each) for each in group]
+        for group in (*_groups("addresses", addresses), *_groups("spares", spares))
+    ]
 
     def make(report: Report) -> IslandPool:
-        joined = JoinedIslands(
-            lost_after_s=lost_after_s, report=report, secret=secret, tls=tls
-        )
+        joined = JoinedIslands(lost_after_s=lost_after_s, report=report)
         joined.join(found)
         return IslandPool(
             islands=joined.islands,
@@ -165,15 +173,23 @@ def connect(
     return Controller(make, order=order)
 
 
-def _groups(name: str, islands: Sequence[str | Sequence[str]]) -> list[list[str]]:
-    """Return the addresses of the processes of each island, as `rpc` has them."""
-    groups = [[each] if isinstance(each, str) else [*each] for each in islands]
+def _groups(
+    name: str, islands: Sequence[_Addresses]
+) -> list[list[str | IslandAddress]]:
+    """Return the addresses of the processes of each island."""
+    groups = [
+        [each] if isinstance(each, str | IslandAddress) else [*each] for each in islands
+    ]
     if isinstance(islands, str) or not all(groups):
         raise ArgumentError(
             f"`{name}` must be a list with an address, or a list of them, for each "
             f"island, got {islands!r}. Pass that of each `IslandServer`."
         )
-    return [
-        [each if ":/" in each else f"grpc://{each}" for each in group]
-        for group in groups
-    ]
+    return groups
+
+
+def _reached(secret: Secret | None, tls: Tls | None, address: str) -> IslandAddress:
+    text = address if ":/" in address else f"grpc://{address}"
+    return IslandAddress(
+        text=text, client=functools.partial(Client, text, secret=secret, tls=tls)
+    )

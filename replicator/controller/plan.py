@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from jax.extend import core
-from jax.sharding import PartitionSpec
 
 from replicator.controller.computations import (
     alike,
@@ -32,6 +31,7 @@ from replicator.controller.layouts import SliceLayout, plan_move
 from replicator.controller.orders import Step, behind, with_drops
 from replicator.controller.scheduling.planned import Plan, PlannedValue
 from replicator.controller.slices import Slice
+from replicator.controller.step_calls import StepCall
 from replicator.controller.tracing.groups import Grouped, OpGroup, variables
 from replicator.controller.tracing.trace import Functions, OpFunction, op_of, shape_of
 from replicator.engine.analysis.source_lines import user_line
@@ -120,7 +120,7 @@ class _Planner:
         outvars = [var for var in group.made if var in self._needed]
         if group.step is not None and not outvars:  # it is called for its effect
             outvars = group.made[:1]
-        asked = asked_specs(group.eqns, self._functions)
+        asked = self._asked(group)
         held = [self._there(v, group, asked.get(v), number) for v in invars]
         donated = tuple(
             at for at, var in enumerate(invars) if self._is_donated(var, group)
@@ -141,6 +141,18 @@ class _Planner:
         for var, value, layout in zip(outvars, outputs, layouts, strict=True):
             here = PlannedValue(number=value, slice=group.slice, layout=layout)
             self._keep(var, here, at=number)
+
+    def _asked(self, group: OpGroup) -> dict[core.Var, SliceLayout]:
+        """Return the layouts in which a computation wants values."""
+        step = group.step
+        if isinstance(step, StepCall) and not self._is_here(group):
+            wanted = zip(group.eqns[0].invars, step.inputs, strict=True)
+            return {var: at for var, at in wanted if isinstance(var, core.Var)}
+        specs = asked_specs(group.eqns, self._functions)
+        return {var: group.slice.layout(spec) for var, spec in specs.items()}
+
+    def _is_here(self, group: OpGroup) -> bool:
+        return self._islands[group.slice.island].is_here
 
     def finished(self) -> Plan:
         """Return the plan, in which values are dropped after their last use."""
@@ -180,6 +192,7 @@ class _Planner:
             inputs=given,
             outputs=outvars,
             donated=donated,
+            is_here=self._is_here(group),
         )
         try:
             self._layouts[made] = self._islands[group.slice.island].load(made)
@@ -223,11 +236,10 @@ class _Planner:
         self._sizes[held.number] = held.slice.name, size
 
     def _there(
-        self, var: core.Var, group: OpGroup, spec: PartitionSpec | None, number: int
+        self, var: core.Var, group: OpGroup, layout: SliceLayout | None, number: int
     ) -> tuple[int, SliceLayout | None]:
         """Return number and layout of a value on a slice; order what brings it."""
         slice_, at = group.slice, number - 0.5
-        layout = None if spec is None else slice_.layout(spec)
         shape = shape_of(var).shape
         here = self._held.get(var, {}).get(slice_.name, [])
         if not here and var in self._host:

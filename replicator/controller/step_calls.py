@@ -1,18 +1,29 @@
-"""The step that `rep.compile` returns, as an op: it runs as it is."""
+"""The step that `rep.compile` returns, as an op.
+
+On an island of this process it runs as it is. To others its program is sent.
+"""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_context
+from jax.sharding import NamedSharding
 
-from replicator.base.types import PyTree
+from replicator.base.types import Device, PyTree
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.engine.compiled_step import CompiledStep
-from replicator.engine.inspection.step_results import step_devices, step_results
+from replicator.engine.inspection.step_results import (
+    StepProgram,
+    step_devices,
+    step_program,
+    step_results,
+)
 from replicator.errors import ArgumentError
 
 
@@ -22,12 +33,14 @@ class StepCall:
 
     Attributes:
       step: The step.
-      tree: Structure of its arguments.
+      arguments: Its arguments, as shapes.
+      tree: Structure of these.
       shapes: Of its results, in leaf order.
       layouts: Layout of each result.
     """
 
     step: CompiledStep
+    arguments: Sequence[PyTree]
     tree: Any
     shapes: Sequence[jax.ShapeDtypeStruct]
     layouts: Sequence[SliceLayout]
@@ -38,6 +51,26 @@ class StepCall:
         # The state may be donated to the next update before somebody waits for it.
         waited = jax.tree.leaves(metrics) or [jnp.copy(jax.tree.leaves(state)[0])]
         return [waited, *jax.tree.leaves((state, metrics))]
+
+    @functools.cached_property
+    def program(self) -> StepProgram:
+        """Its program, for islands elsewhere."""
+        return step_program(self.step, *self.arguments)
+
+    @property
+    def inputs(self) -> Sequence[SliceLayout]:
+        """Layout of each argument of its program."""
+        return list(map(_layout, self.program.inputs))
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """Devices that its program is traced for."""
+        return step_devices(self.step)
+
+    def traced(self, *leaves: Any) -> list[Any]:
+        """Return the leaves of the results, as its program computes them."""
+        results = self.program.run(*jax.tree.unflatten(self.tree, leaves))
+        return jax.tree.leaves(results)
 
 
 class StepTracer:
@@ -83,14 +116,16 @@ class StepTracer:
     ) -> tuple[Callable[..., Any], Any]:
         state, batch, *key = jax.tree.unflatten(tree, shapes)
         batch = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), batch)
-        with jax.ensure_compile_time_eval():
+        with eval_context():
             found = step_results(self._step, state, batch, *key)
         results, results_tree = jax.tree.flatten(found.shapes)
-        layouts = [
-            SliceLayout(axes=tuple(each.mesh.shape.items()), spec=each.spec)
-            for each in found.shardings
-        ]
-        call = StepCall(step=self._step, tree=tree, shapes=results, layouts=layouts)
+        call = StepCall(
+            step=self._step,
+            arguments=jax.tree.unflatten(tree, shapes),
+            tree=tree,
+            shapes=results,
+            layouts=list(map(_layout, found.shardings)),
+        )
 
         # It is never run: the island calls the step. JAX refuses to map a callback.
         called = jax.custom_jvp(
@@ -104,6 +139,10 @@ class StepTracer:
         run.__name__ = self._register(call)
         donated = tuple(range(len(jax.tree.leaves(state))))
         return jax.jit(run, donate_argnums=donated), results_tree
+
+
+def _layout(sharding: NamedSharding) -> SliceLayout:
+    return SliceLayout(axes=tuple(sharding.mesh.shape.items()), spec=sharding.spec)
 
 
 def _refuse_gradient(*_: Any) -> Any:

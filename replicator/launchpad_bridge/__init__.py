@@ -104,12 +104,14 @@ if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
+    from replicator.launchpad_bridge.nodes.island_node import IslandNode
     from replicator.launchpad_bridge.replay.replay_table import ReplayTable
 
-# A program without a learner does not wait for JAX and the replicator.
+# A program without these does not wait for JAX and the replicator.
 _LOADED_WHEN_USED = {
     "Actor": "acting.actor",
     "InferenceServer": "acting.inference",
+    "IslandNode": "nodes.island_node",
     "ReplayTable": "replay.replay_table",
     "ReplicatedLearnerNode": "learner.node",
 }
@@ -138,6 +140,7 @@ __all__ = [
     "Exited",
     "Handle",
     "InferenceServer",
+    "IslandNode",
     "JaxProcesses",
     "LaunchError",
     "LaunchType",

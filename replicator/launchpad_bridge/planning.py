@@ -212,7 +212,7 @@ def _executable(
     name, label, index, node = worker
     resources, flags = wanted
     is_member = isinstance(node, GroupMember)
-    own_process = colocation is not None or is_member
+    own_process = colocation is not None or getattr(node, "has_own_process", False)
     retries = 0 if colocation is None else colocation.num_retries_on_failure
     if retries:
         # Exactly so many, however long each ran.

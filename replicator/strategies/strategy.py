@@ -163,8 +163,8 @@ class Strategy:
             if is_open:
                 raise ArgumentError(
                     f"`{name}` must be the number of devices of a host, got "
-                    f"{self.name} without it. Pass `{name}=8`, or the machine: "
-                    "`Replicator(machine=...)`."
+                    f"{self.name} without it. Pass `{name}=8`; a `Replicator` also "
+                    "takes it from its `machine`."
                 )
         given = {axis: getattr(self, axis) for axis in AXES}
         fixed = math.prod(size for size in given.values() if size is not None)

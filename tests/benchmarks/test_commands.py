@@ -85,7 +85,7 @@ TINY = {
     "controller_dispatch": [
         *("--rounds=1", "--ops=2", "--steps=1", "--step_s=0.01", "--noray"),
     ],
-    "accelerator": ["--tiny", "--only=checkpoint"],
+    "accelerator": ["--tiny", "--only=checkpoint", "--only=islands"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],

@@ -1,9 +1,10 @@
 """Islands that are connected to: what they refuse, and whom."""
 
+import contextlib
 import dataclasses
 import pickle
 import types
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from replicator.controller.islands.hosted import PeerIsland
 from replicator.controller.islands.protocol import Drop, Put, Receive, Send
 from replicator.controller.islands.server import IslandService
 from replicator.controller.islands.waiting.arrivals import IslandValue
+from replicator.controller.islands.waiting.outcome import Outcome
 from replicator.controller.islands.wire import (
     layout_from,
     order_data,
@@ -25,6 +27,8 @@ from replicator.controller.islands.wire import (
 )
 from replicator.controller.layouts import SliceLayout
 from replicator.errors import ArgumentError, AuthenticationError, ConnectionLostError
+from replicator.rpc.security.certificates import make_certificates
+from replicator.rpc.security.tls import Tls
 
 ONES = np.ones(2, np.float32)
 LIMIT_S = 60
@@ -192,10 +196,8 @@ def test_shards_that_several_devices_have_are_sent_once():
     peer = PeerIsland(
         types.SimpleNamespace(futures=calls, close=lambda: None), session="s"
     )
-    done = Future()
-    done.set_result(None)
     one, two = np.zeros(2), np.ones(2)
-    peer.deliver((7, 0), 0, IslandValue([one, two, one], done))
+    peer.deliver((7, 0), 0, IslandValue([one, two, one], Outcome().end()))
     peer._sending.shutdown(wait=True)
     arrays, places = sent[0][4]
     assert (len(arrays), places) == (2, [0, 1, 0])
@@ -238,3 +240,26 @@ def test_shards_that_are_equal_are_sent_once():
     data = shards_data([one, two, one])
     assert len(data[0]) == 2
     assert [shard.tolist() for shard in shards_from(data)] == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_values_move_between_islands_by_tls(tmp_path):
+    make_certificates(tmp_path)
+    server, client = (Tls.in_folder(tmp_path, role) for role in ("server", "client"))
+    options = {"secret": rpc.Secret.generate(), "tls": server, "client_tls": client}
+    with contextlib.ExitStack() as stack:
+        addresses = [
+            stack.enter_context(
+                controller.IslandServer(
+                    "grpc://127.0.0.1:0", devices=jax.devices()[n : n + 1], **options
+                )
+            ).address
+            for n in range(2)
+        ]
+        pw = stack.enter_context(
+            controller.connect(
+                addresses, options["secret"], tls=client, lost_after_s=300
+            )
+        )
+        x = pw.put(ONES, pw.slice(1, island="island0"))
+        there = pw.copy(x, pw.slice(1, island="island1")).result(LIMIT_S)
+        assert np.asarray(there).tolist() == [1.0, 1.0]

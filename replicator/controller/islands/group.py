@@ -60,6 +60,8 @@ class GroupIsland:
       lost: Called with its name and an error when it is lost.
     """
 
+    is_here = False
+
     def __init__(
         self,
         name: str,

@@ -19,8 +19,31 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.islands.remote import IslandParent, RemoteIsland
 from replicator.errors import ArgumentError, RpcError
 from replicator.rpc.client.client import Client
-from replicator.rpc.security.secret import Secret
-from replicator.rpc.security.tls import Tls
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class IslandAddress:
+    """Where a process of an island serves.
+
+    Attributes:
+      text: Its address, for the other islands.
+      client: Makes a client of it, with options of `rpc.Client`.
+      wait_s: How long it may take until it serves; 0 if it serves already.
+    """
+
+    text: str
+    client: Callable[..., Client]
+    wait_s: float = 0.0
+
+    def connected(self) -> Client:
+        """Return a client, once it serves, which does not wait for it anew."""
+        if self.wait_s:
+            waiting = self.client(timeout_s=self.wait_s)
+            try:
+                waiting.call("describe")
+            finally:
+                waiting.close()
+        return self.client(timeout_s=None, wait_for_ready=False)
 
 
 class JoinedIslands:
@@ -29,25 +52,15 @@ class JoinedIslands:
     Args:
       lost_after_s: Silence after which an island is lost.
       report: Called when a value is computed, or cannot be.
-      secret: Secret of all islands; by default the file beside each socket.
-      tls: Files of a client, for islands on other hosts.
 
     Attributes:
       islands: All by name, those that were lost too: "island0" was the first to join.
     """
 
-    def __init__(
-        self,
-        *,
-        lost_after_s: float,
-        report: Report,
-        secret: Secret | None = None,
-        tls: Tls | None = None,
-    ) -> None:
+    def __init__(self, *, lost_after_s: float, report: Report) -> None:
         self.islands: dict[str, RemoteIsland | GroupIsland] = {}
         self._lost_after_s = lost_after_s
         self._report = report
-        self._secret, self._tls = secret, tls
         self._session = secrets.token_hex(8)
         # By island, the addresses of its processes by name.
         self._addresses: dict[str, dict[str, str]] = {}
@@ -59,7 +72,7 @@ class JoinedIslands:
 
     def join(
         self,
-        addresses: Sequence[Sequence[str]],
+        addresses: Sequence[Sequence[IslandAddress]],
         parents: Sequence[Sequence[IslandParent]] | None = None,
     ) -> None:
         """Join islands; those that are there are told, before what follows.
@@ -74,12 +87,13 @@ class JoinedIslands:
         """
         first = len(self.islands)
         there = [each for each in self.islands.values() if not each.why_lost]
-        clients = [[self._client(each) for each in group] for group in addresses]
+        clients = [[each.connected() for each in group] for group in addresses]
+        texts = [[each.text for each in group] for group in addresses]
         joined: list[Client] = []
         try:
             served = {
                 f"island{n}": _Served.described(
-                    addresses[at], clients[at], parents[at] if parents else ()
+                    texts[at], clients[at], parents[at] if parents else ()
                 )
                 for at, n in enumerate(range(first, first + len(addresses)))
             }
@@ -122,15 +136,6 @@ class JoinedIslands:
                 "an island must have one controller at a time, got a second one at "
                 f"{known[name]}. Close the first, or start another `IslandServer`."
             )
-
-    def _client(self, address: str) -> Client:
-        return Client(
-            address,
-            timeout_s=None,
-            wait_for_ready=False,
-            secret=self._secret,
-            tls=self._tls,
-        )
 
     def _lost(self, name: str, error: BaseException) -> None:
         for other in list(self.islands.values()):

@@ -56,6 +56,7 @@ class Computation:
       donated: Positions of inputs whose memory it may take.
       is_eager: Whether `run` compiles by itself.
       is_host: Whether `run` is of the host: it takes and returns arrays of NumPy.
+      traced_on: Devices of this process that its meshes have, if they have any.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Computation:
     donated: tuple[int, ...] = ()
     is_eager: bool = False
     is_host: bool = False
+    traced_on: Sequence[Device] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +167,26 @@ class OrderList:
         drops = [order for order in self.orders if isinstance(order, Drop)]
         return frozenset(self.outputs) - {n for drop in drops for n in drop.values}
 
+    @functools.cached_property
+    def passing(self) -> frozenset[int]:
+        """Values that the next call on their devices takes, and nothing waits for."""
+        awaited = set(self.kept)
+        last: dict[tuple[int, ...], tuple[int, ...]] = {}
+        found: set[int] = set()
+        for order in self.orders:
+            if isinstance(order, Send):
+                awaited.add(order.input)
+            elif isinstance(order, Put):
+                last.pop(order.places, None)
+            elif isinstance(order, Call) and order.computation.is_host:
+                awaited.update(order.inputs)
+            elif isinstance(order, Call):
+                before = last.get(order.computation.places, ())
+                if not set(before).isdisjoint(order.inputs):
+                    found.update(before)
+                last[order.computation.places] = order.outputs
+        return frozenset(found - awaited)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class IslandMessage:
@@ -212,10 +234,12 @@ class Island(Protocol):
     Attributes:
       name: Its name.
       devices: Its devices.
+      is_here: Whether it is in this process.
     """
 
     name: str
     devices: Sequence[IslandDevice]
+    is_here: bool
 
     @property
     def why_lost(self) -> str:

@@ -95,6 +95,8 @@ class RemoteIsland:
       why_lost: How it was lost; "" while it is there.
     """
 
+    is_here = False
+
     def __init__(
         self,
         name: str,
@@ -143,14 +145,11 @@ class RemoteIsland:
 
     def program(self, computation: Computation) -> bytes | NotExportableError:
         """Return a computation as it is sent, or why it must be a recipe."""
-        if computation.is_eager:
-            raise ArgumentError(
-                f"a step of `rep.compile` must run on an island of this process, got "
-                f"one on {self.name} at {computation.line}. Use `controller.local`."
-            )
         if self.why_lost:
             raise self._failed(computation.name, "")
-        devices = [self.devices[at].device for at in computation.places]
+        devices = computation.traced_on or [
+            self.devices[at].device for at in computation.places
+        ]
         try:
             return exported(computation, devices, self._platform)
         except NotExportableError as error:
@@ -343,15 +342,16 @@ class RemoteIsland:
                 return
             for keys, arrays in answers:
                 self._came([tuple(key) for key in keys], arrays)
-            for run, values, error in reports:
-                with self._lock:
-                    if self.why_lost:  # all that was left was failed, or will be
-                        return
+            with self._lock:
+                if self.why_lost:  # all that was left was failed, or will be
+                    return
+                for run, values, _ in reports:
                     left = self._open.get(run, {})
                     for value in values:
                         left.pop(value, None)
                     if not left:
                         self._open.pop(run, None)
+            for run, values, error in reports:
                 self._report(run, values, error_from(error))
         if not self._is_closed:
             self.give_up(ServerStoppedError("it was stopped"))

@@ -5,10 +5,11 @@ knows the island's secret (`rpc`). A recipe comes by another way, from the proce
 started this one, and is asked for by its number here.
 """
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Self
 
 import jax
 
@@ -87,13 +88,19 @@ _RECIPE_S = 60.0
 _MOST_WAIT_S = 60.0
 
 
+def _connected(
+    address: str, *, secret: Secret | None = None, tls: Tls | None = None
+) -> Client:
+    return Client(address, timeout_s=None, wait_for_ready=False, secret=secret, tls=tls)
+
+
 class IslandService:
     """Methods of an island for its controller, and for other islands.
 
     Args:
       devices: Its devices.
-      secret: Secret of all islands; by default the file beside each socket.
-      tls: Files for connections to other hosts.
+      connect: Returns a client of another island, for its address; by default the
+        secret is the file beside its socket.
       takes_recipes: Whether the process that started this one sends recipes.
       clock: Source of the time.
     """
@@ -102,13 +109,12 @@ class IslandService:
         self,
         devices: Sequence[IslandDevice],
         *,
-        secret: Secret | None = None,
-        tls: Tls | None = None,
+        connect: Callable[[str], Client] = _connected,
         takes_recipes: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self._devices = devices
-        self._options: dict[str, Any] = {"secret": secret, "tls": tls}
+        self._connect = connect
         self._takes_recipes = takes_recipes
         self._clock = clock or SystemClock()
         self._hosted: HostedIsland | None = None
@@ -129,7 +135,7 @@ class IslandService:
             [each.kind, each.memory_bytes, each.process] for each in self._devices
         ]
         number = device.client.process_index()
-        return [jax.__version__, device.platform, number, devices]
+        return [jax.__version__, _export_platform(device), number, devices]
 
     @accepts(session=text(), name=text(), peers=_ADDRESSES, lost_after_s=seconds())
     def join(
@@ -156,7 +162,7 @@ class IslandService:
                 peers=peers,
                 session=session,
                 clock=self._clock,
-                connect=self._connected,
+                connect=self._connect,
             )
             return True
 
@@ -230,9 +236,6 @@ class IslandService:
         """Take a recipe, of the process that started this one."""
         self._recipe(number).set_result(recipe)
 
-    def _connected(self, address: str) -> Client:
-        return Client(address, timeout_s=None, wait_for_ready=False, **self._options)
-
     def _recipe(self, number: int) -> "Future[bytes]":
         return self._recipes.setdefault(number, Future())
 
@@ -244,6 +247,13 @@ class IslandService:
                 "controller was given up, or closed: connect again."
             )
         return hosted
+
+
+def _export_platform(device: Device) -> str:
+    """Return the platform of a device as `jax.export` names it: "gpu" is none."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 class IslandServer:
@@ -260,6 +270,7 @@ class IslandServer:
       secret: Secret of all islands of a controller; by default the file beside a Unix
         socket, or the one that the environment points to.
       tls: Files of a server; needed beyond this host.
+      client_tls: Files of a client, for what it sends to islands on other hosts.
 
     Raises:
       ArgumentError: The address is invalid.
@@ -277,11 +288,13 @@ class IslandServer:
         devices: Sequence[Device] | None = None,
         secret: Secret | None = None,
         tls: Tls | None = None,
+        client_tls: Tls | None = None,
     ) -> None:
         accept_jax_group()  # before JAX starts: it sets what keeps CPUs from hanging
         found = jax_devices() if devices is None else list(devices)
         about = [described(device, len(found)) for device in found]
-        self._service = IslandService(about, secret=secret, tls=tls)
+        connect = functools.partial(_connected, secret=secret, tls=client_tls)
+        self._service = IslandService(about, connect=connect)
         self._server = Server(
             self._service, name="island", address=address, secret=secret, tls=tls
         )

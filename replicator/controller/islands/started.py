@@ -1,6 +1,7 @@
 """Start islands as processes of this host, which none of them outlives."""
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import IO
 
 from replicator.controller.islands.island_process import IslandGroup, IslandSettings
-from replicator.controller.islands.joined import JoinedIslands
+from replicator.controller.islands.joined import IslandAddress, JoinedIslands
 from replicator.controller.islands.protocol import Island
 from replicator.controller.islands.remote import IslandParent
 from replicator.distributed.child import import_path, pickled, send, started_child
 from replicator.distributed.processes.exits import describe_code
 from replicator.distributed.processes.ports import free_port
 from replicator.errors import LaunchError
+from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
 
 _START_S = 300.0
@@ -139,7 +141,7 @@ class StartedGroup:
             return self.processes
         return [_StartedMember(self, number) for number in range(len(self.processes))]
 
-    def addresses(self) -> list[str]:
+    def addresses(self) -> list[IslandAddress]:
         """Wait until all serve; return where each does.
 
         Raises:
@@ -162,7 +164,10 @@ class StartedGroup:
                 poll.unregister(file)
                 number = left.pop(file)
                 found[number] = self.processes[number].address()
-        return found
+        return [
+            IslandAddress(text=each, client=functools.partial(Client, each))
+            for each in found
+        ]
 
     def end(self, number: int = 0, wait_s: float = 0.0) -> str:
         """End all; return which ended by themselves and how, or "".

@@ -66,6 +66,7 @@ class GroupMember(PyNode[Any, Worked], Generic[Worked]):
     """
 
     is_numbered = True
+    has_own_process = True
 
     def __init__(
         self,

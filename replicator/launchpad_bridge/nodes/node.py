@@ -22,12 +22,14 @@ class Node(abc.ABC, Generic[HandleT]):
       addresses: Addresses of this node's servers.
       is_configured: Whether its arguments came by `configure`, after its handle.
       is_expanded: Whether a planned program has its inner nodes in its place.
+      has_own_process: Whether its worker is a process even if others are threads.
       ends_program: Whether `run.wait()` waits only for nodes like this, and then stops
         all others.
     """
 
     is_configured: bool = False
     is_expanded: bool = False
+    has_own_process: bool = False
     ends_program: bool = False
 
     def __init__(self) -> None:

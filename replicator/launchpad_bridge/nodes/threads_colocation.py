@@ -63,6 +63,11 @@ class Colocation(PyNode[Any, Any]):
                 f"`node` must be one worker, got {node!r} in a {type(self).__name__}. "
                 "Add it to the program itself."
             )
+        if node.has_own_process and not self.is_expanded:
+            raise ProgramError(
+                f"`node` must be one that runs in a thread, got {node!r} in a "
+                f"{type(self).__name__}. Add it to the program itself."
+            )
         self._nodes.append(node)
         for address in node.addresses:
             self._take_over(address)
