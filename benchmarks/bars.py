@@ -159,6 +159,7 @@ BARS = (
     _bar("replay", "served_ratio", ">=", 0.5),
     _bar("replay", "served_trusted_ratio", ">=", 0.8),
     _bar("replay", "mixed", ">=", 0.8),
+    _bar("replay", "hold_ms", "<=", 20),
     _bar("replay_laws", "failures", "==", 0),
     _bar("gradient_coding", "speedup", ">=", 1.3),
     _bar("orphans", "left", "==", 0),
