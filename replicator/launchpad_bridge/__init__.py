@@ -57,7 +57,6 @@ from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
 )
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, PyNode
-from replicator.launchpad_bridge.nodes.reverb_node import ReverbNode
 from replicator.launchpad_bridge.nodes.threads_colocation import (
     MultiThreadingColocation,
 )
@@ -103,6 +102,8 @@ from replicator.rpc.client.client import list_methods
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
+    from replicator.launchpad_bridge.acting.items import n_step, sequences
+    from replicator.launchpad_bridge.compat.reverb_node import ReverbNode
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
     from replicator.launchpad_bridge.nodes.island_node import IslandNode
     from replicator.launchpad_bridge.replay.replay_table import ReplayTable
@@ -116,6 +117,9 @@ _LOADED_WHEN_USED = {
     "ReplayTable": "replay.replay_table",
     "ReplayTurns": "replay.turns.replay_turns",
     "ReplicatedLearnerNode": "learner.node",
+    "ReverbNode": "compat.reverb_node",
+    "n_step": "acting.items",
+    "sequences": "acting.items",
 }
 
 
@@ -192,10 +196,12 @@ __all__ = [
     "make_program",
     "make_program_stopper",
     "maybe_dereference",
+    "n_step",
     "prioritised",
     "recipes",
     "register_stop_handler",
     "run_worker",
+    "sequences",
     "stop",
     "stop_event",
     "uniform",

@@ -37,9 +37,10 @@ def restore(
                 beside=[part, *records],
             )
         except TrajectoryError as error:
+            what = str(error).removesuffix("Change what this actor inserts.")
             raise CheckpointMismatchError(
-                f"`checkpoint_dir` must hold rows of this table's form, got others: "
-                f"{error} Or choose another directory."
+                "`checkpoint_dir` must hold rows of this table's form, got others: "
+                f"{what}Choose another directory."
             ) from error
         *leaves, part, keys, versions, priorities, times = leaves
         slots, gone = rows.reserve(len(part))

@@ -11,7 +11,7 @@ from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
 from replicator.errors import CheckpointError, RpcError
 from replicator.rpc.codec.codec import decode, encode
-from replicator.rpc.codec.wire_format import in_one_piece
+from replicator.rpc.codec.wire_format import lay_out
 
 _START = struct.Struct("<8sIQ")
 _MAGIC = b"replay 1"
@@ -25,10 +25,18 @@ def write_value(path: Path, value: PyTree, *, disk: Disk) -> None:
     {'step': 3}
     """
     encoded = encode(value)
-    body = in_one_piece(encoded.buffers)
-    crc32 = zlib.crc32(body, zlib.crc32(encoded.head))
+    parts: list[bytes | memoryview] = [encoded.head]
+    end = 0
+    # Not in one piece: making one would keep all other threads from running.
+    offsets, _ = lay_out(encoded.buffers)
+    for offset, buffer in zip(offsets, encoded.buffers, strict=True):
+        parts += [bytes(offset - end), buffer]
+        end = offset + len(buffer)
+    crc32 = 0
+    for part in parts:
+        crc32 = zlib.crc32(part, crc32)
     start = _START.pack(_MAGIC, crc32, len(encoded.head))
-    disk.replace_file(path, [start, encoded.head, body])
+    disk.replace_file(path, [start, *parts])
 
 
 def read_value(path: Path) -> PyTree:
