@@ -75,6 +75,12 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("save", {}),
         *_TABLE,
     ],
+    "replay turns": [
+        ("insert", _INSERT_ALL),
+        ("turn", {"actor": "actor/0"}),
+        ("update_priorities", {"keys": np.zeros(2, np.int64), "values": [1.0, 2.0]}),
+        *_TABLE,
+    ],
     "learner": [
         ("insert", _INSERT_ALL),
         ("turn", {"actor": "actor/0"}),
@@ -175,6 +181,20 @@ def _turns() -> lp.TrajectoryTurns:
     return turns
 
 
+def _replay_turns(folder: Path) -> lp.ReplayTurns:
+    turns = lp.ReplayTurns(
+        ["actor/0", "actor/1"],
+        batch_size=BATCH,
+        new_rows_per_batch=BATCH,
+        rows_per_turn=2,
+        lag=1,
+        capacity=8 * BATCH,
+        checkpoint_dir=folder / "replay",
+    )
+    turns.begin(None)
+    return turns
+
+
 def _published() -> PublishedVariables:
     published = PublishedVariables()
     published.publish(1, {"params": {"w": np.ones((3, 2), np.float32)}})
@@ -229,19 +249,21 @@ def offer() -> None:
     """Serve all, and learn, until the input ends."""
     learner, port = _learner(), free_port()
     inference = InferenceServer(policy, learner, batch_size=4)
-    objects: dict[str, Any] = {
-        "queue": lp.TrajectoryQueue(8 * BATCH),
-        "turns": _turns(),
-        "replay": lp.ReplayTable(8 * BATCH, sampler=lp.prioritised()),
-        "learner": learner,
-        "inference": inference,
-        "variables": _published(),
-        "registry": address_books.OfferedRegistry(_Registry()),
-        "actor": _actor(learner),
-        "island": _island(),
-    }
     stop = lp.context.get_context().stop_program
     with contextlib.ExitStack() as stack:
+        rows = stack.enter_context(tempfile.TemporaryDirectory())
+        objects: dict[str, Any] = {
+            "queue": lp.TrajectoryQueue(8 * BATCH),
+            "turns": _turns(),
+            "replay": lp.ReplayTable(8 * BATCH, sampler=lp.prioritised()),
+            "replay turns": _replay_turns(Path(rows)),
+            "learner": learner,
+            "inference": inference,
+            "variables": _published(),
+            "registry": address_books.OfferedRegistry(_Registry()),
+            "actor": _actor(learner),
+            "island": _island(),
+        }
         places = {name: _serve(stack, name, each) for name, each in objects.items()}
         cacher = Cacher(stack.enter_context(Client(places["variables"])), 3600, 7200)
         places["cacher"] = _serve(stack, "cacher", cacher)

@@ -166,6 +166,16 @@ def _use_replay(offered: Offered) -> None:
         replay.update_priorities(taken.keys, np.ones(BATCH))
 
 
+def _use_replay_turns(offered: Offered) -> None:
+    with offered.client("replay turns") as replay:
+        replay.begin(None)
+        for actor in ("actor/0", "actor/1"):
+            turn = replay.turn(actor)
+            replay.insert(ROWS, actor=actor, version=turn.version, number=turn.number)
+        taken = replay.take(BATCH, timeout_s=LONG_S)
+        replay.update_priorities(taken.keys, np.ones(BATCH))
+
+
 def _use_learner(offered: Offered) -> None:
     with offered.client("learner") as learner:
         version = learner.get_variables(timeout_s=LONG_S).version
@@ -212,6 +222,7 @@ _USES = (
     _use_queue,
     _use_turns,
     _use_replay,
+    _use_replay_turns,
     _use_learner,
     _use_others,
     use_rendezvous,

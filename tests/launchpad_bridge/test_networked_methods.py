@@ -28,6 +28,7 @@ SERVED = {
     lp.TrajectoryQueue: "queue",
     lp.TrajectoryTurns: "turns",
     lp.ReplayTable: "replay",
+    lp.ReplayTurns: "replay turns",
     ReplicatedLearner: "learner",
     lp.InferenceServer: "inference",
     PublishedVariables: "variables",

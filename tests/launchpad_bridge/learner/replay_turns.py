@@ -39,14 +39,22 @@ def table_options(folder, *, count=2, **options):
 
 
 def program_of(
-    folder, *, steps=9, node=False, restart=None, table=None, step_fn=step_fn, **options
+    folder,
+    *,
+    steps=9,
+    node=None,
+    restart=None,
+    make=None,
+    table=None,
+    step_fn=step_fn,
+    **options,
 ):
-    """Return a program whose table is a node, or in the learner."""
+    """Return a program whose table is a node, of this class, or in the learner."""
     program = lp.Program("replay in turns")
     told = table_options(folder, **(table or {}))
     with program.group("replay", restart=restart):
         held = (
-            program.add_node(lp.CourierNode(lp.ReplayTurns, **told))
+            program.add_node(lp.CourierNode(node, **told))
             if node
             else lp.Deferred(lp.ReplayTurns, **told)
         )
@@ -67,5 +75,13 @@ def program_of(
     with program.group("learner", resources=CPU, restart=restart):
         handle = program.add_node(learner)
     table = held if node else None
-    learning.actors(program, handle, count=2, turns=True, table=table, restart=restart)
+    learning.actors(
+        program,
+        handle,
+        count=2,
+        turns=True,
+        table=table,
+        restart=restart,
+        make=make,
+    )
     return program

@@ -62,6 +62,9 @@ REFUSED = [
     ({"samples_per_call": 0}, "`samples_per_call` must be"),
     ({"samples_per_call": 2, "fixed_lag": 1}, "`samples_per_call` must be left out"),
     ({"samples_per_call": 3, "max_policy_lag": 1}, "a `max_policy_lag` of 2 or more"),
+    ({"priority_lag": 0}, "`priority_lag` must be at least 1"),
+    ({"priority_lag": 4}, "`priority_lag` must be given with `priorities` and `fixed"),
+    ({"priorities": "p", "fixed_lag": 1}, "only then, got None. Pass that of the tab"),
     ({"priorities": 3}, "`priorities` must be a `str`, got 3"),
     ({"priorities": "p"}, "table that has no `update_priorities`, got 'p' and a Traj"),
 ]

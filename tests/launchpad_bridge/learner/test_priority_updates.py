@@ -1,12 +1,14 @@
 """Priorities go back to their rows: in order, many at once, and nobody waits."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from replicator.errors import ConnectionLostError
 from replicator.launchpad_bridge.learner.priority_updates import PriorityUpdates
+from replicator.launchpad_bridge.trajectories.table import TableRestartedError
 
 SOON_S = 60.0
 
@@ -14,19 +16,19 @@ SOON_S = 60.0
 class Received:
     """What a table was called with; it may be away, or hold its calls."""
 
-    def __init__(self, *, away=0, refuses=False):
+    def __init__(self, *, away=0, refuses=False, error=ConnectionLostError):
         self.calls = []
         self.may_go = threading.Event()
         self.may_go.set()
         self.is_called = threading.Event()
-        self._away, self._refuses = away, refuses
+        self._away, self._refuses, self._error = away, refuses, error
 
     def update(self, *, keys, values):
         self.is_called.set()
         assert self.may_go.wait(SOON_S)
         if self._away:
             self._away -= 1
-            raise ConnectionLostError("the table is away")
+            raise self._error("the table is away")
         if self._refuses:
             raise ValueError("refused")
         self.calls.append(dict(zip(keys.tolist(), values.tolist(), strict=True)))
@@ -36,8 +38,8 @@ class Received:
         return {key: each for call in self.calls for key, each in call.items()}
 
 
-def updates_of(received, *, is_stopping=lambda: False):
-    return PriorityUpdates(received.update, is_stopping)
+def updates_of(received, *, is_stopping=lambda: False, keep=0):
+    return PriorityUpdates(received.update, is_stopping, keep=keep)
 
 
 def send(updates, *numbers, of=2):
@@ -126,3 +128,51 @@ def test_what_the_table_refuses_is_raised_at_the_next_update_or_the_end(at_the_e
 
     with pytest.raises(ValueError, match="refused"):
         learn()
+
+
+def wait_until(is_so):
+    """Wait, for a while, until something is so."""
+    until_s = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+def test_a_table_of_turns_gets_those_of_the_last_batches_again():
+    received = Received()
+    with updates_of(received, keep=2) as updates:
+        send(updates, 0, 1, 2)
+        wait_until(lambda: len(received.all) == 6)
+        received.calls.clear()
+        updates.send_again()
+        wait_until(lambda: received.calls)
+        assert received.all == {key: key / 4 for key in range(2, 6)}
+
+
+def test_those_of_a_checkpoint_come_first_and_are_sent_again_too():
+    received = Received()
+    with updates_of(received, keep=3) as updates:
+        updates.go_on(2, np.float32([[9, 9], [0, 0.25], [0.5, 0.75]]))
+        send(updates, 2)
+        wait_until(lambda: len(received.all) == 6)
+        updates.send_again()
+        wait_until(lambda: sum(map(len, received.calls)) == 12)
+    assert received.all == {key: key / 4 for key in range(6)}
+
+
+def test_a_table_of_turns_is_told_of_rows_whose_priority_is_not_finite():
+    received = Received()
+    with updates_of(received, keep=2) as updates:
+        updates.note(0, np.arange(2))
+        updates.send(1, np.float32([1.0, np.nan]))
+        wait_until(lambda: received.calls)
+    assert np.isnan(received.all[1])
+    assert updates.counts["nonfinite"] == 1
+
+
+def test_a_table_that_waits_for_begin_is_called_again():
+    received = Received(away=2, error=TableRestartedError)
+    with updates_of(received, keep=2) as updates:
+        send(updates, 0)
+        wait_until(lambda: received.calls)
+    assert received.all == {0: 0.0, 1: 0.25}

@@ -1,13 +1,20 @@
 """A learner on a replay table of turns gives the same bits, over kills and restarts."""
 
+import os
+import signal
+
 import jax
 import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
-from tests.launchpad_bridge.learner import replay_turns
+from replicator.hooks import Hook
+from replicator.launchpad_bridge.acting import from_gymnasium_envs
+from tests.launchpad_bridge.acting.counter import GoesBack
+from tests.launchpad_bridge.learner import learning, replay_turns
 from tests.steps import assert_equal_bits
 
+pytestmark = pytest.mark.slow
 TIMEOUT_S = 240.0
 
 
@@ -15,6 +22,9 @@ def learnt(folder, launcher="threads", **options):
     program = replay_turns.program_of(folder, **options)
     with lp.launch(program, launcher) as run:
         run.wait(TIMEOUT_S, labels=["learner"])
+        if options.get("restart"):
+            killed = {name: state.attempt for name, state in run.workers.items()}
+            assert killed == {"replay": 1, "learner": 1, "actor/0": 0, "actor/1": 1}
         return run.results_of("learner")[0]
 
 
@@ -32,24 +42,18 @@ def test_it_learns_from_samples_of_what_actors_insert(whole):
 
 
 def test_a_table_that_is_a_node_gives_the_same_bits(whole, tmp_path):
-    result = learnt(tmp_path, node=True)
+    result = learnt(tmp_path, node=lp.ReplayTurns)
     assert_equal_bits(result["variables"], whole["variables"])
 
 
 def test_a_learner_that_goes_on_from_its_checkpoint_gives_the_same_bits(
     whole, tmp_path
 ):
-    options = {"checkpoint_dir": tmp_path / "checkpoints", "node": True}
+    options = {"checkpoint_dir": tmp_path / "checkpoints", "node": lp.ReplayTurns}
     learnt(tmp_path, steps=5, **options)
     result = learnt(tmp_path, **options)
     assert_equal_bits(result["variables"], whole["variables"])
     assert result["statistics"]["table"]["taken"] >= 9 * replay_turns.BATCH
-
-
-def test_priorities_matter(whole, tmp_path):
-    result = learnt(tmp_path, table={"sampler": lp.prioritised(0.0)})
-    with pytest.raises(AssertionError):
-        assert_equal_bits(result["variables"], whole["variables"])
 
 
 def test_replicas_and_microbatches_keep_priorities_in_the_order_of_the_batch(tmp_path):
@@ -66,26 +70,71 @@ def test_a_batch_that_waits_for_the_last_one_holds_nobody_up(tmp_path):
     assert learnt(tmp_path, table=table, priority_lag=1)["step"] == 9
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({"table": {"priority_lag": 3}}, "of the table, 3, got 2"),
-        ({"table": {"sampler": lp.uniform()}}, "of the table, None, got 2"),
-        ({"priorities": None, "priority_lag": None}, "of the table, 2, got None"),
-    ],
-)
-def test_another_priority_lag_than_the_tables_is_refused(tmp_path, options, found):
-    with pytest.raises(lp.NodeFailedError, match=f"`priority_lag` .* {found}"):
-        learnt(tmp_path, **options)
-
-
 def test_uniform_samples_need_no_priorities(tmp_path):
     def step_fn(state, batch):
-        return replay_turns.learning.step_fn(state, batch["trajectories"])
+        return learning.step_fn(state, batch["trajectories"])
 
     without = {"priorities": None, "priority_lag": None, "step_fn": step_fn}
     table = {"sampler": lp.uniform()}
     one = learnt(tmp_path / "one", table=table, **without)
-    other = learnt(tmp_path / "other", table=table, **without, node=True)
+    other = learnt(tmp_path / "other", table=table, **without, node=lp.ReplayTurns)
     assert_equal_bits(one["variables"], other["variables"])
     assert np.isfinite(jax.tree.leaves(one["variables"])[0]).all()
+
+
+def die_once():
+    if lp.context.get_context().attempt == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingTable(lp.ReplayTurns):
+    """Dies with the fourth sample written, and not given out."""
+
+    _left = 4
+
+    def take(self, count, **options):
+        taken = super().take(count, **options)
+        self._left -= taken is not None
+        if not self._left:
+            die_once()
+        return taken
+
+
+class DyingLearner(Hook):
+    """Dies behind its sixth update, two behind a checkpoint."""
+
+    def on_state(self, event):
+        if event.step == 6:
+            die_once()
+
+
+class DyingCounter(GoesBack):
+    """Dies at its 20th step."""
+
+    def __init__(self):
+        super().__init__()
+        self._left = 20
+
+    def step(self, action):
+        self._left -= 1
+        if not self._left:
+            die_once()
+        return super().step(action)
+
+
+def make_dying(index):
+    return from_gymnasium_envs([DyingCounter if index else GoesBack] * learning.ENVS)
+
+
+def test_processes_that_are_all_killed_give_the_same_bits(whole, tmp_path):
+    result = learnt(
+        tmp_path,
+        "processes",
+        node=DyingTable,
+        restart=lp.Restart(attempts=2, backoff_s=0.1),
+        make=make_dying,
+        hooks=[DyingLearner()],
+        checkpoint_dir=tmp_path / "checkpoints",
+        checkpoint_every=4,
+    )
+    assert_equal_bits(result["variables"], whole["variables"])

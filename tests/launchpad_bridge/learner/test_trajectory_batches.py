@@ -3,8 +3,10 @@
 import contextlib
 import threading
 
+import numpy as np
 import pytest
 
+import replicator.launchpad_bridge as lp
 from replicator import rpc
 from replicator.errors import ArgumentError, ConnectionLostError, RpcError
 from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
@@ -239,3 +241,31 @@ def test_a_batch_that_was_given_out_and_never_arrived_is_made_again():
     for thread in threads:
         thread.join(SOON_S)
     assert found == [expected(batch) for batch in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "own", "found"),
+    [
+        (lp.prioritised(), 3, "4, got 3"),
+        (lp.prioritised(), None, "4, got None"),
+        (lp.uniform(), 4, "None, got 4"),
+    ],
+)
+def test_another_priority_lag_than_the_tables_is_refused(tmp_path, sampler, own, found):
+    sizes = dict.fromkeys(("batch_size", "new_rows_per_batch", "rows_per_turn"), 1)
+    table = lp.ReplayTurns(
+        ["a"], **sizes, lag=0, capacity=1, sampler=sampler, checkpoint_dir=tmp_path
+    )
+    rows = {"reward": np.ones((1, 1), np.float32)}
+    batches = TrajectoryBatches(
+        table,
+        1,
+        is_stopping=lambda: False,
+        reached=lambda version, timeout_s: True,
+        begun=lambda: table.insert(rows, actor="a", version=0, number=0),
+        priority_lag=own,
+    )
+    message = f"`priority_lag` of the learner must be that of the table, {found}"
+    with pytest.raises(ArgumentError, match=message):
+        next(batches)
+    table._close()

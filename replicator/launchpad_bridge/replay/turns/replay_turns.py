@@ -169,14 +169,7 @@ class ReplayTurns:
         self._rows = JournaledDraws(self._order, journal)
         self._close_journal = weakref.finalize(self, journal.close)
         if (context := node_context.current()) is not None:
-            context.when_over(self.close)
-
-    def close(self) -> None:
-        """Answer no more; let another table have the directory."""
-        with self._changed:
-            self._begun = None
-            self._close_journal()
-            self._changed.notify_all()
+            context.when_over(self._close)
 
     @arguments.INSERT
     def insert(
@@ -344,6 +337,13 @@ class ReplayTurns:
                 "refused": turns["refused"],
                 "turns": turns,
             }
+
+    def _close(self) -> None:
+        """Answer no more; let another table have the directory."""
+        with self._changed:
+            self._begun = None
+            self._close_journal()
+            self._changed.notify_all()
 
     def _append(self, begun: _Begun, new: Taken | None) -> bool:
         """Insert a batch of new rows; return whether there was one."""

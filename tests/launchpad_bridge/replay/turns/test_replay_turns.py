@@ -41,7 +41,7 @@ class Program:
         self.table.begin(None)
 
     def restart_table(self):
-        self.table.close()
+        self.table._close()
         self.table = lp.ReplayTurns(**self._options)
 
     def go_on(self, batch):
@@ -105,7 +105,7 @@ def start(tmp_path):
 
     yield start
     for program in programs:
-        program.table.close()
+        program.table._close()
 
 
 @pytest.fixture(params=["prioritised", "uniform"])
