@@ -213,6 +213,8 @@ BARS = (
     _bar("accelerator", "missing_keys", "==", 0),
     _bar("ppo_cartpole", "average_return", ">=", 475),
     _bar("ppo_cartpole", "seconds", "<=", 300),
+    _bar("d4pg_control", "average_return", ">=", 950),
+    _bar("d4pg_control", "seconds", "<=", 300),
     _bar("weights", "failures", "==", 0),
     _bar("lm", "bits_per_byte", "<=", 2.2),
     _bar("lm", "one_device_difference", "<=", 1e-5),
@@ -221,7 +223,7 @@ BARS = (
     _bar("imagenet_resnet50", "damaged", "==", 3),
 )
 
-_EXPERIMENTS = {"imagenet_resnet50", "lm", "ppo_cartpole"}
+_EXPERIMENTS = {"d4pg_control", "imagenet_resnet50", "lm", "ppo_cartpole"}
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
 """The names of all benchmarks, in the order of the bars."""

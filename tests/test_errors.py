@@ -990,9 +990,18 @@ def read_when_closed():
 
 
 def connected_to_one_of_two():
-    about = [jax.__version__, "cpu", 1, [["cpu", 1, 0], ["cpu", 1, 1]]]
-    with rpc.Server().bind("describe", lambda: about) as server:
+    with _described(1, "a") as server:
         return controller.connect([server.address])
+
+
+def connected_to_two_groups_as_one():
+    with _described(0, "a") as first, _described(1, "b") as second:
+        return controller.connect([[first.address, second.address]])
+
+
+def _described(number, group):
+    about = [jax.__version__, "cpu", number, [["cpu", 1, 0], ["cpu", 1, 1]], group]
+    return rpc.Server().bind("describe", lambda: about)
 
 
 def on_a_lost_island(use):
@@ -2685,6 +2694,25 @@ ROWS = [
         "4000 and 2000. Use 2000 and 4000.",
     ),
     Row(
+        "A discount of n steps that is none",
+        lambda: lp.n_step(5, discount=1.5),
+        ArgumentError,
+        "`discount` must be from 0 to 1, got 1.5. Use 0.99.",
+    ),
+    Row(
+        "Sequences that share all their steps",
+        lambda: lp.sequences(length=80, overlap=80),
+        ArgumentError,
+        "`overlap` must be below `length`, got 80 of 80. Use 40.",
+    ),
+    Row(
+        "Items of an actor that nothing makes",
+        lambda: lp.Actor(None, None, None, None, index=0, unroll_length=1, items=5),
+        ArgumentError,
+        "`items` must make items of unrolls, got 5. Pass `lp.n_step(5, "
+        "discount=0.99)` or `lp.sequences(length=80)`.",
+    ),
+    Row(
         "A learner with priorities for a table that gives each row out once",
         lambda: lp.ReplicatedLearnerNode(
             lambda state, batch: (state, {}),
@@ -3750,6 +3778,13 @@ ROWS = [
         "`addresses` must be those of all processes of an island, [0, 1], got those of "
         "[1] for one. Pass a list of one for each process of its `jax.distributed` "
         "group in its place.",
+    ),
+    Row(
+        "Processes of two groups as one island",
+        connected_to_two_groups_as_one,
+        ArgumentError,
+        "`addresses` must be those of one `jax.distributed` group for an island, got "
+        "those of 2 for one. Pass a list of its own for each.",
     ),
     Row(
         "Islands that are lost at once",

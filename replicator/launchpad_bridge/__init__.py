@@ -102,6 +102,7 @@ from replicator.rpc.client.client import list_methods
 if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
+    from replicator.launchpad_bridge.acting.items import n_step, sequences
     from replicator.launchpad_bridge.compat.reverb_node import ReverbNode
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
     from replicator.launchpad_bridge.nodes.island_node import IslandNode
@@ -115,6 +116,8 @@ _LOADED_WHEN_USED = {
     "ReplayTable": "replay.replay_table",
     "ReplicatedLearnerNode": "learner.node",
     "ReverbNode": "compat.reverb_node",
+    "n_step": "acting.items",
+    "sequences": "acting.items",
 }
 
 
@@ -190,10 +193,12 @@ __all__ = [
     "make_program",
     "make_program_stopper",
     "maybe_dereference",
+    "n_step",
     "prioritised",
     "recipes",
     "register_stop_handler",
     "run_worker",
+    "sequences",
     "stop",
     "stop_event",
     "uniform",

@@ -89,6 +89,10 @@ TINY = {
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],
+    "d4pg_control": [
+        *("--seeds=1", "--steps=4", "--steps_per_call=2", "--hidden=8", "--least=32"),
+        *("--batch_size=16", "--episodes=1", "--directory="),
+    ],
     "weights": [],
     "lm": [
         *("--steps=2", "--layers=1", "--width=16", "--heads=2", "--kv_heads=1"),
@@ -165,6 +169,7 @@ EXACT = {
     "actor_learner": {"rllib_speedup": None},
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
+    "d4pg_control": {"steps": 4, "scale": "process"},
     "weights": {"failures": 0, "kinds": 4},
     "lm": {"steps": 2, "devices": 8, "strategy": "fsdp"},
     "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
@@ -195,6 +200,8 @@ TIMEOUT_S = 1200  # for killing a run ten times on a busy machine
     ],
 )
 def test_benchmark_ends_with_its_numbers_as_json(name, tmp_path):
+    if name == "d4pg_control":
+        pytest.importorskip("mujoco", reason="jax-replicator[control]")
     if name == "bucket_faults":
         pytest.importorskip("moto")
     if name in ("hosts", "slow_links"):
