@@ -185,6 +185,8 @@ BARS = (
     _bar("actor_learner", "cpu_ratio", ">=", 0.85),
     _bar("actor_learner", "async_over_sync", ">=", 1.3),
     _bar("actor_learner", "rllib_speedup", ">=", 1.5),
+    _bar("control_peers", "sb3_speedup", ">=", 1.5),
+    _bar("control_peers", "sbx_ratio", ">=", 1.0),
     _bar("controller_reshard", "failures", "==", 0),
     _bar("controller_reshard", "host_copies", "==", 0),
     _bar("controller_reshard", "call_ms", "<=", 20),

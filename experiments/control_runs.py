@@ -17,7 +17,9 @@ environments.
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import replicator
@@ -41,6 +43,7 @@ from experiments.config_flags import (
     Settings,
     Whole,
 )
+from experiments.drawing import draw_frames
 from experiments.environments import control, pendulum
 from experiments.off_policy import OffPolicy
 from experiments.returns import Learned, Returns
@@ -273,6 +276,9 @@ def run(config: Any, make_agent: Callable[[Any], OffPolicy], title: str) -> None
     else:
         tasks = control.make_tasks(config.env, config.episodes)
         gained = evaluator.evaluated(tasks, agent.greedy, agent.initial_core, outcomes)
+    if config.directory and config.scale != "anakin":
+        seed, found = next(iter(outcomes.items()))
+        film(config, agent, found, seed)
     seeds.print_outcomes(
         config,
         outcomes,
@@ -281,6 +287,28 @@ def run(config: Any, make_agent: Callable[[Any], OffPolicy], title: str) -> None
         evaluated=gained,
         per_update=1 / _updates_per_step(config),
     )
+
+
+def film(config: Any, agent: OffPolicy, found: Learned, seed: int) -> None:
+    """Draw an episode of the trained policy; print the reason where that cannot be.
+
+    Args:
+      config: Of the experiment.
+      agent: Whose policy it is.
+      found: What it has learned.
+      seed: Of the run.
+    """
+    choose = evaluator.player(
+        agent.greedy, agent.initial_core, found.params, size=1, seed=seed
+    )
+    try:
+        frames, gained = control.film(config.env, choose, seed=seed)
+    except Exception as error:
+        # MuJoCo raises whatever its library of graphics does.
+        print(f"no frames, by MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error!r}")
+        return
+    path = Path(config.directory) / "episode.png"
+    draw_frames(frames, path, title=f"return {gained:.0f}")
 
 
 def _updates_per_step(config: Any) -> float:

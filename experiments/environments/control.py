@@ -16,6 +16,7 @@ from dm_env import specs
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge import acting
 
+_FILMED_EVERY = 10  # steps
 SUITE = "dm_control/"  # before a domain and a task: "dm_control/cartpole-swingup"
 
 
@@ -48,7 +49,7 @@ def make_task(name: str, **options: Any) -> gymnasium.Env:
         made = gymnasium.make(name, disable_env_checker=True, **options)
     except gymnasium.error.Error as error:
         raise ArgumentError(
-            f"`--env` must be a task that is installed, got {name}: {error} Install "
+            f"`--env` must be a task that is installed, got {name}: {error}. Install "
             "`jax-replicator[control]`."
         ) from error
     return Scaled(made)
@@ -115,6 +116,34 @@ class SuiteTask(dm_env.Environment):
     def render(self) -> np.ndarray:
         """Return a picture, uint8 [height, width, 3]."""
         return self._task.physics.render(camera_id=0)
+
+
+def film(
+    name: str, choose: Callable[..., np.ndarray], *, seed: int
+) -> tuple[list[np.ndarray], float]:
+    """Return pictures of an episode, uint8 [height, width, 3] each, and its return.
+
+    Args:
+      name: As of `make_tasks`.
+      choose: `choose(observation, first, t)` returns actions [1].
+      seed: Of the episode.
+
+    Raises:
+      Exception: There is no library of graphics; `MUJOCO_GL` names it: egl, osmesa.
+    """
+    if name.startswith(SUITE):
+        task: Any = _suite(name)(seed)
+        environment: Any = acting.from_dm_env([lambda _: task])
+    else:
+        task = make_task(name, render_mode="rgb_array")
+        environment = acting.from_gymnasium_envs([lambda: task])
+    step, frames, gained, t = environment.reset(seed), [], 0.0, 0
+    while not step.last[0]:
+        if t % _FILMED_EVERY == 0:
+            frames.append(task.render())
+        step = environment.step(choose(step.observation, step.first, t))
+        gained, t = gained + float(step.reward[0]), t + 1
+    return frames, gained
 
 
 def sizes_of(name: str) -> tuple[tuple[int, ...], int]:

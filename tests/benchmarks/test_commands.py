@@ -74,6 +74,9 @@ TINY = {
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
     ],
+    "control_peers": [
+        *("--env=Pendulum-v1", "--seconds=0.2", "--warm=2", "--peers=none"),
+    ],
     "controller_reshard": ["--meshes=2"],
     "controller_overlap": ["--rounds=1", "--sleep_s=0.01"],
     "controller_pipeline": ["--rounds=1", "--sleep_s=0.002"],
@@ -167,6 +170,7 @@ EXACT = {
     "rehearse": {"failures": 0, "missed": 0, "found": 1},
     "plan_biggan": {"stale": 0, "resnet_fits": 1},
     "actor_learner": {"rllib_speedup": None},
+    "control_peers": {"sb3_speedup": None, "sbx_ratio": None, "returns": None},
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
     "d4pg_control": {"steps": 4, "scale": "process"},
@@ -178,6 +182,7 @@ NIGHTLY = {
     *(
         "actor_learner",
         "checkpoint_stall",
+        "control_peers",
         "controller_order",
         "controller_recovery",
         "docs",
