@@ -5,8 +5,9 @@ the same messages in the same order, without the orders of slices of which they 
 device. What one process alone cannot know is put together here: a value is computed
 when all processes that have a part of it say so, and read from the parts of all. The
 processes must do the same, or they wait for each other; so an island is lost with the
-first that is lost, or that fails an op that the others do not. An op of which some have
-got what another island sent, before that was lost, fails; the island stays.
+first that is lost, or that fails an op that the others do not. If some have got
+what another island sent, before that was lost, and some not, all fail the op
+(`waiting/arrivals.py`), and the island stays.
 """
 
 import dataclasses

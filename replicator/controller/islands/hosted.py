@@ -62,7 +62,7 @@ class PeerIsland:
         # A thread waits while it reads an array; calls themselves do not wait.
         self._sending = ThreadPoolExecutor(1, "island-send")
 
-    def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
+    def deliver(self, key: Key, sender: int | str, shards: IslandValue) -> None:
         """Send a value once it is computed, or the error that it ended with."""
         # A later op may be given its memory before it is read here.
         given = shards.array
@@ -175,15 +175,16 @@ class HostedIsland:
                     )
                 _ITEMS[kind](self, *rest)
 
-    def deliver(self, key: Key, sender: int, shards: Data, error: Data) -> None:
-        """Take shards that another island sends, or the error in their place."""
+    def deliver(self, key: Key, sender: int | str, shards: Data, error: Data) -> None:
+        """Take shards that another island sends, or a vote, or the error instead."""
         failure = error_from(error)
         if failure is not None:
             value = lost_value(failure)
         else:
             done: Future[None] = Future()
             done.set_result(None)
-            value = IslandValue(shards_from(shards), done)
+            array = None if shards is None else shards_from(shards)
+            value = IslandValue(array, done)
         self._island.deliver(key, sender, value)
 
     def reports(self, wait_s: float) -> Data:

@@ -203,8 +203,11 @@ def process_name(island: str, process: int) -> str:
 class ShardReceiver(Protocol):
     """A process of an island, to another one that sends to it."""
 
-    def deliver(self, key: Key, sender: int, shards: Any) -> None:
-        """Take shards that a process of another island sends, by its number."""
+    def deliver(self, key: Key, sender: int | str, shards: Any) -> None:
+        """Take shards that a process of another island sends, by its number.
+
+        From another process of its own island, by name: whether that has its shards.
+        """
         ...
 
 
