@@ -193,7 +193,12 @@ class GroupIsland:
         return any(self.devices[at].process == number for at in on.places)
 
     def _hear(
-        self, run: int, values: Sequence[int], error: BaseException | None
+        self,
+        run: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        age_s: float = 0.0,
+        /,
     ) -> None:
         """Take the report of a process; report what all have, or one has not."""
         news, is_torn = [], False
@@ -213,7 +218,7 @@ class GroupIsland:
                 tally.failed_here |= _island_of(error) == self.name
                 is_torn |= tally.failed_here and tally.computed > 0
             if news:
-                self._report(run, news, error)
+                self._report(run, news, error, age_s)
             # A process that died is found by the others, whose collectives fail.
             is_own = _island_of(error) == self.name
             is_torn |= is_own and isinstance(error, IslandLostError)

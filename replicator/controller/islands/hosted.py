@@ -191,8 +191,8 @@ class HostedIsland:
         """Return what was reported since the last call; wait if nothing was.
 
         Returns:
-          Whether the island was closed; a list of run, values and error; and a list of
-          keys and arrays, of reads that were asked for.
+          Whether the island was closed; a list of run, values, error and how many
+          seconds ago; and a list of keys and arrays, of reads that were asked for.
         """
         self._heard_s = self._clock.now_s()
         with self._news:
@@ -200,7 +200,9 @@ class HostedIsland:
             found, self._reports = self._reports, []
             answers, self._answers = self._answers, []
             is_closed = self._is_closed
-        return [is_closed, found, [self._answer(*each) for each in answers]]
+        now_s = self._clock.now_s()
+        reports = [[*each, now_s - at_s] for *each, at_s in found]
+        return [is_closed, reports, [self._answer(*each) for each in answers]]
 
     def read(self, keys: Sequence[Key]) -> Data:
         """Return values that were reported."""
@@ -223,10 +225,16 @@ class HostedIsland:
         threading.Thread(target=self.close, daemon=True).start()
 
     def _report(
-        self, run: int, values: Sequence[int], error: BaseException | None
+        self,
+        run: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        _: float = 0.0,
+        /,
     ) -> None:
         with self._news:
-            self._reports.append([run, list(values), error_data(error)])
+            about = [run, list(values), error_data(error), self._clock.now_s()]
+            self._reports.append(about)
             kept, left = self._runs.get(run, (frozenset(values), set()))
             left.difference_update(values)
             if not left:

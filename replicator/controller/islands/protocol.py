@@ -187,8 +187,18 @@ class IslandMessage:
     values: Mapping[int, PyTree]
 
 
-Report = Callable[[int, Sequence[int], BaseException | None], None]
-"""Called with run, values and error when they are computed, or cannot be."""
+class Report(Protocol):
+    """What an island calls when values are computed, or cannot be."""
+
+    def __call__(
+        self,
+        run: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        age_s: float = 0.0,
+        /,
+    ) -> None:
+        """Take values of a run, and the error; it happened `age_s` ago."""
 
 
 def process_name(island: str, process: int) -> str:

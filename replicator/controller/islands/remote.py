@@ -347,7 +347,7 @@ class RemoteIsland:
                 return
             for keys, arrays in answers:
                 self._came([tuple(key) for key in keys], arrays)
-            for run, values, error in reports:
+            for run, values, error, age_s in reports:
                 with self._lock:
                     if self.why_lost:  # all that was left was failed, or will be
                         return
@@ -356,7 +356,7 @@ class RemoteIsland:
                         left.pop(value, None)
                     if not left:
                         self._open.pop(run, None)
-                self._report(run, values, error_from(error))
+                self._report(run, values, error_from(error), age_s)
         if not self._is_closed:
             self.give_up(ServerStoppedError("it was stopped"))
 
