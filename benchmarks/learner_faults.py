@@ -8,12 +8,13 @@ all its updates, each once, and the learner go on from its newest durable checkp
 later. Where actors take turns the final variables are those of a run that nobody
 killed, bit for bit, wherever the table is; such a run is made once for each number of
 processes. So is what its actors have played (returns, lengths, steps). The step updates
-twice in a scan, as PPO does.
+twice in a scan, as PPO does. On a replay table, each priority of the learner that makes
+the last update must get back to it.
 
 `restart_s` is the time from the kill of one of the learner's two processes to the next
 update of both, the longest and `restart_median_s` the median; `restart_one_s` that of a
 learner of one process, the median. `lost` counts trajectories: `unanswered` inserts
-whose answer never came, those `held` by a queue that was killed, those that the queue
+whose answer never came, those `held` by a table that was killed, those that the queue
 dropped as `too_new`, acted with variables that a killed learner had and lost; and
 updates that were made again, `redone`.
 """

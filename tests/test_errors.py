@@ -69,6 +69,7 @@ from replicator.errors import (
     check_count,
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
+from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
 from replicator.strategies import Machine, Rule
@@ -732,6 +733,15 @@ def program_of_groups():
     for _ in range(2):
         program.add_node(lp.JaxProcesses(print, processes=2), label="learner")
     return program
+
+
+def replay_table(**options):
+    return lp.ReplayTable(64, **options)
+
+
+def insert_rows(table, count, **options):
+    reward = np.zeros((count, 3), np.float32)
+    table.insert({"reward": reward}, actor="actor/0", version=0, **options)
 
 
 def program_of(function, *args, name="training"):
@@ -2672,6 +2682,19 @@ ROWS = [
         "4000 and 2000. Use 2000 and 4000.",
     ),
     Row(
+        "A learner with priorities for a table that gives each row out once",
+        lambda: lp.ReplicatedLearnerNode(
+            lambda state, batch: (state, {}),
+            lambda key: {},
+            steps=1,
+            batch_size=8,
+            priorities="td_error",
+        ),
+        ArgumentError,
+        "`priorities` must be left out with a table that has no `update_priorities`, "
+        "got 'td_error' and a TrajectoryQueue. Use an `lp.ReplayTable`.",
+    ),
+    Row(
         "A stop where no program runs",
         lp.stop,
         LaunchError,
@@ -3894,6 +3917,109 @@ ROWS = [
         "`lambda` must fit `memory_bytes` of slice0 (1 on island0), got 7.81 KiB of "
         "arguments and results on each device for 1 KiB. Ask for more by `pw.slice`, "
         "or for less by one call.",
+    ),
+    Row(
+        "A sampler of a replay table that is none",
+        lambda: lp.ReplayTable(64, sampler="uniform"),
+        ArgumentError,
+        "`sampler` must be one that `lp.uniform`, `lp.prioritised`, `lp.fifo` or "
+        "`lp.lifo` returns, got 'uniform'. Pass `lp.uniform()`.",
+    ),
+    Row(
+        "An exponent below 0",
+        lambda: lp.prioritised(-0.6),
+        ArgumentError,
+        "`exponent` must be from 0 to 8, got -0.6. Use 0.6.",
+    ),
+    Row(
+        "A limiter that is none",
+        lambda: lp.ReplayTable(64, limiter=256),
+        ArgumentError,
+        "`limiter` must be a `RateLimiter`, got 256. Pass "
+        "`lp.RateLimiter(min_size=1)`.",
+    ),
+    Row(
+        "A replay table too small for its limiter",
+        lambda: lp.ReplayTable(64, limiter=lp.RateLimiter(min_size=100)),
+        ArgumentError,
+        "`capacity` must be at least `min_size`, 100, got 64: no batch could ever be "
+        "drawn. Use 400.",
+    ),
+    Row(
+        "A replay table too small for a batch",
+        lambda: replay_table().take(65, timeout_s=0),
+        ArgumentError,
+        "`capacity` must be at least 65, for batches of 65, got 64. Use 260.",
+    ),
+    Row(
+        "A replay table too small for an insert",
+        lambda: insert_rows(replay_table(), 65),
+        ArgumentError,
+        "`capacity` must be at least 65, for inserts of 65, got 64. Use 260, or insert "
+        "fewer at once.",
+    ),
+    Row(
+        "A limiter's error without a ratio",
+        lambda: lp.RateLimiter(error=10),
+        ArgumentError,
+        "`error` must be None without `samples_per_insert`, got 10. Leave it out, or "
+        "pass `samples_per_insert`.",
+    ),
+    Row(
+        "A limiter's ratio without an error",
+        lambda: lp.RateLimiter(samples_per_insert=8),
+        ArgumentError,
+        "`error` must be a number with `samples_per_insert=8`, got None. Use 80.",
+    ),
+    Row(
+        "A limiter's error below its ratio",
+        lambda: lp.RateLimiter(samples_per_insert=8, error=4),
+        ArgumentError,
+        "`error` must be finite, and at least 1 and `samples_per_insert`, got 4 for 8. "
+        "Use 80.",
+    ),
+    Row(
+        "A limiter that can never let a batch pass",
+        lambda: replay_table(
+            limiter=lp.RateLimiter(samples_per_insert=8, error=16)
+        ).take(32, timeout_s=0),
+        ArgumentError,
+        "`error` must be at least 20, for batches of 32 and inserts of 1 at 8 samples "
+        "per insert, got 16: none could ever pass. Use 40, or insert fewer at once.",
+    ),
+    Row(
+        "A priority below 0",
+        lambda: insert_rows(replay_table(), 2, priorities=[1, -1]),
+        TrajectoryError,
+        "`priorities` of actor/0 must be finite and at least 0, got -1.0. Pass None "
+        "for the largest so far.",
+    ),
+    Row(
+        "Another number of priorities than of rows",
+        lambda: insert_rows(replay_table(), 2, priorities=[1]),
+        TrajectoryError,
+        "`priorities` of actor/0 must have one for each row, got 1 for 2. Pass None "
+        "for the largest so far.",
+    ),
+    Row(
+        "A new priority that is NaN",
+        lambda: replay_table().update_priorities(np.array([0]), [float("nan")]),
+        ArgumentError,
+        "`values` must be finite and at least 0, got nan. Use the absolute value of "
+        "the error, and skip updates with NaN.",
+    ),
+    Row(
+        "Another number of new priorities than of keys",
+        lambda: replay_table().update_priorities(np.zeros(1, np.int64), [1, 2]),
+        ArgumentError,
+        "`values` must have one for each key, got 2 for 1. Pass the priorities of that "
+        "batch.",
+    ),
+    Row(
+        "A priority of a key that no row had",
+        lambda: replay_table().update_priorities(np.array([-3]), [1.0]),
+        ArgumentError,
+        "`keys` must be keys that this table gave, got -3. Pass `Taken.keys`.",
     ),
     Row(
         "A dataflow that waits for memory when `pw` is closed",

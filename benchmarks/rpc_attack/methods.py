@@ -105,7 +105,7 @@ def _put(offered: Offered, *, kind: str, service: str) -> None:
                     is_refused = found != MessageKind.REPLY or kind != "ranges"
                     hold(is_refused or service == "courier", f"`{name}` is a range")
                 ask((method, {}), [value])
-        if kind == "long_names" and service in ("queue", "turns", "learner"):
+        if kind == "long_names" and service in ("queue", "turns", "replay", "learner"):
             for number in range(_CROWD):
                 wrong = {"actor": f"{number}" * 50_000, "version": -1}
                 ask(("insert", {"trajectories": ROWS} | wrong))

@@ -68,6 +68,12 @@ _INSERT_ALL = _INSERT | {"number": 0, "snapshot": b"", "episodes": [1.0]}
 CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "queue": [("insert", _INSERT_ALL), ("turn", {"actor": "actor/0"}), *_TABLE],
     "turns": [("insert", _INSERT_ALL), ("turn", {"actor": "actor/0"}), *_TABLE],
+    "replay": [
+        ("insert", _INSERT_ALL | {"priorities": [1.0, 2.0]}),
+        ("turn", {"actor": "actor/0"}),
+        ("update_priorities", {"keys": np.zeros(2, np.int64), "values": [1.0, 2.0]}),
+        *_TABLE,
+    ],
     "learner": [
         ("insert", _INSERT_ALL),
         ("turn", {"actor": "actor/0"}),
@@ -225,6 +231,7 @@ def offer() -> None:
     objects: dict[str, Any] = {
         "queue": lp.TrajectoryQueue(8 * BATCH),
         "turns": _turns(),
+        "replay": lp.ReplayTable(8 * BATCH, sampler=lp.prioritised()),
         "learner": learner,
         "inference": inference,
         "variables": _published(),

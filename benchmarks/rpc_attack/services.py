@@ -159,6 +159,13 @@ def _use_turns(offered: Offered) -> None:
         hold(turns.take(BATCH, timeout_s=LONG_S) is not None, "nothing is taken")
 
 
+def _use_replay(offered: Offered) -> None:
+    with offered.client("replay") as replay:
+        replay.insert(ROWS, actor="actor/0", version=0, priorities=[1.0, 2.0])
+        taken = replay.take(BATCH, timeout_s=LONG_S)
+        replay.update_priorities(taken.keys, np.ones(BATCH))
+
+
 def _use_learner(offered: Offered) -> None:
     with offered.client("learner") as learner:
         version = learner.get_variables(timeout_s=LONG_S).version
@@ -201,7 +208,14 @@ def use_rendezvous(offered: Offered) -> None:
     hold(False, "the group does not meet")
 
 
-_USES = (_use_queue, _use_turns, _use_learner, _use_others, use_rendezvous)
+_USES = (
+    _use_queue,
+    _use_turns,
+    _use_replay,
+    _use_learner,
+    _use_others,
+    use_rendezvous,
+)
 
 
 def say(port: int, line: bytes, patience_s: float = LONG_S) -> bytes:

@@ -34,6 +34,7 @@ class Case:
         """Return it in words."""
         order = "turns" if self.shape.turns else "free"
         table = "node" if self.shape.own_table else "inside"
+        table = "replays" if self.shape.replays else table
         return (
             f"{order}, {self.shape.processes} processes, table {table}, {self.victim}"
         )
@@ -69,7 +70,7 @@ class Outcome:
       actors: What the actors counted.
       killed_s: When the first victim was killed; None if nobody was.
       durable: The newest checkpoint then.
-      held: Trajectories that were in the queue when it was killed.
+      held: Trajectories that were in the queue or replay table when it was killed.
       table: What its table counted, if that was a node.
       problem: Why it did not end.
     """
@@ -149,13 +150,21 @@ def cases() -> list[Case]:
         for processes in (1, 2):
             for own_table in (True, False):
                 shape = Shape(turns=turns, processes=processes, own_table=own_table)
-                learners = ["learner"] if processes == 1 else ["learner/0", "learner/1"]
                 others = ["actor/0"] + ["queue"] * own_table
                 others += ["inference"] * (own_table and not turns)
                 if not turns and not own_table:
                     others = []  # the actor's death is that of the case before
-                found += [Case(shape=shape, victim=v) for v in learners + others]
+                found += _cases_of(shape, others)
+    for processes in (1, 2):
+        shape = Shape(turns=False, processes=processes, own_table=True, replays=True)
+        found += _cases_of(shape, ["actor/0", "replay"])
     return found
+
+
+def _cases_of(shape: Shape, others: Sequence[str]) -> list[Case]:
+    both = ["learner/0", "learner/1"]
+    learners = ["learner"] if shape.processes == 1 else both
+    return [Case(shape=shape, victim=victim) for victim in [*learners, *others]]
 
 
 def run(
@@ -216,8 +225,9 @@ def _wait_moment(
 def _kill(pid: int, kill: Kill, folder: Path, table: Any, outcome: Outcome) -> None:
     """Kill a worker's process; before the first kill, look what there is to lose."""
     if outcome.killed_s is None:
-        if kill.victim == "queue" and read_lines(folder / "updates"):
-            outcome.held = table.dereference().statistics()["waiting"]
+        if kill.victim in ("queue", "replay") and read_lines(folder / "updates"):
+            counts = table.dereference().statistics()
+            outcome.held = counts["waiting" if kill.victim == "queue" else "held"]
         saved = folder / "checkpoints"
         outcome.durable = max(list_steps(saved) if saved.is_dir() else [], default=0)
         outcome.killed_s = time.monotonic()
@@ -270,11 +280,23 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
                 f"{kept} durable"
             )
         last = steps[-1]
-    # Resets are no steps: at most one in three.
-    most, played = STEPS * BATCH * UNROLL, outcome.result["metrics"]
-    if not most / 2 < played["environment_steps"] <= most or not played["episodes"]:
-        found.append(f"played {played}")
+    began = outcome.updates(attempts[-1])[0]["step"]
+    found += _played_wrong(outcome, updates=STEPS - began + 1)
     lags = [line["lag"] for line in outcome.lines if line["what"] == "lag"]
     if min(lags) < 0:
         found.append(f"a policy lag of {min(lags)}")
     return found
+
+
+def _played_wrong(outcome: Outcome, updates: int) -> list[str]:
+    """List what a learner that made so many updates at last counted wrongly."""
+    played, told = outcome.result["metrics"], outcome.result["statistics"]
+    if "priorities" in told:  # of a replay table: each row's went back, and got there
+        right = {"sent": updates * BATCH, "nonfinite": 0, "lost": 0}
+        is_right = told["priorities"] == right and played["inserted"] > 0
+    else:  # resets are no steps: at most one in three
+        most = STEPS * BATCH * UNROLL
+        is_right = most / 2 < played["environment_steps"] <= most
+    if is_right and played["episodes"]:
+        return []
+    return [f"played {played}, priorities {told.get('priorities')}"]

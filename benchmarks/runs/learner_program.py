@@ -2,7 +2,8 @@
 
 Two actors guess drawn bits in counters, a table holds what they did, a learner of one
 process or of two learns from it. Actors that take turns have no inference node, and
-their table is a node of its own or in the learner; the others have both as nodes.
+their table is a node of its own or in the learner; the others have both as nodes. A
+replay table is a node, gives samples for two updates at once, and gets priorities back.
 """
 
 import dataclasses
@@ -38,6 +39,7 @@ class Shape:
 
     Attributes:
       turns: Whether actors take turns, so that its bits are always the same.
+      replays: Whether the table is a replay table; not with turns.
       processes: Of the learner.
       own_table: Whether the table is a node of its own.
     """
@@ -45,6 +47,12 @@ class Shape:
     turns: bool
     processes: int
     own_table: bool
+    replays: bool = False
+
+    @property
+    def table_label(self) -> str:
+        """Name of the worker of a table that is a node."""
+        return "replay" if self.replays else "queue"
 
 
 class Counters:
@@ -150,6 +158,13 @@ def step_fn(state: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
     return state, {"loss": losses.mean()}
 
 
+def replay_step_fn(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+    """Move the parameters by a sample; rows with reward get a larger priority."""
+    state, metrics = step_fn(state, batch["trajectories"])
+    priority = 0.1 + batch["trajectories"]["reward"].mean(1)
+    return state, {**metrics, "priority": replicator.Concat(priority)}
+
+
 def variables_of(state: PyTree) -> dict[str, PyTree]:
     """Return what actors get, and the count."""
     return {"params": state["params"], "updates": state["updates"]}
@@ -192,25 +207,18 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
       folder: Where `updates` are noted, and `checkpoints` lie.
     """
     program = lp.Program("doomed-learner")
-    table = table_handle = None
-    if shape.turns:
-        arguments = ([f"actor/{index}" for index in range(_ACTORS)],)
-        options: dict[str, Any] = {
-            **{"batch_size": BATCH, "rows_per_turn": _ENVIRONMENTS, "lag": _LAG}
-        }
-        table_class: Any = lp.TrajectoryTurns
-    else:
-        arguments, options = (4 * BATCH,), {}
-        table_class = lp.TrajectoryQueue
+    table_class, arguments, options = _table(shape)
+    table_handle = None
     if shape.own_table:
-        with program.group("queue", restart=_AGAIN):
+        with program.group(shape.table_label, restart=_AGAIN):
             table = table_handle = program.add_node(
                 lp.CourierNode(table_class, *arguments, **options)
             )
     else:
         table = lp.Deferred(table_class, *arguments, **options)
+    returned = {"priorities": "priority", "samples_per_call": 2}
     learner_node = lp.ReplicatedLearnerNode(
-        step_fn,
+        replay_step_fn if shape.replays else step_fn,
         init_fn,
         steps=STEPS,
         batch_size=BATCH,
@@ -222,6 +230,7 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
         checkpoint_every=INTERVAL,
         hooks=[NoteUpdates(folder / "updates")],
         display=False,
+        **(returned if shape.replays else {}),
     )
     devices = {"JAX_NUM_CPU_DEVICES": str(2 // shape.processes)}
     resources = lp.Resources(env={"JAX_PLATFORMS": "cpu", **devices})
@@ -229,6 +238,19 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
         learner = program.add_node(learner_node)
     _add_actors(program, shape, learner, table_handle)
     return program, table_handle
+
+
+def _table(shape: Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the class of the table, and its arguments."""
+    if shape.turns:
+        actors = [f"actor/{index}" for index in range(_ACTORS)]
+        order = {"batch_size": BATCH, "rows_per_turn": _ENVIRONMENTS, "lag": _LAG}
+        return lp.TrajectoryTurns, (actors,), order
+    if shape.replays:
+        limiter = lp.RateLimiter(min_size=4 * BATCH, samples_per_insert=4, error=64)
+        options = {"sampler": lp.prioritised(0.6), "limiter": limiter}
+        return lp.ReplayTable, (32 * BATCH,), options
+    return lp.TrajectoryQueue, (4 * BATCH,), {}
 
 
 def _add_actors(program: lp.Program, shape: Shape, learner: Any, table: Any) -> None:

@@ -227,6 +227,8 @@ def accepts(
     def described(method: _Method) -> _Method:
         signature = inspect.signature(method)
         _, *names = signature.parameters
+        kinds = {each.kind for each in signature.parameters.values()}
+        is_plain = kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
         if set(names) != set(rules):
             raise ArgumentError(
                 f"`rules` must be of {', '.join(names)}, got {', '.join(rules)} for "
@@ -238,8 +240,10 @@ def accepts(
 
         @functools.wraps(method)
         def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            # Python refuses arguments without a parameter, unread.
-            given = signature.bind(self, *args, **kwargs).arguments
+            if is_plain and not kwargs and len(args) == len(names):
+                given = dict(zip(names, args, strict=True))  # at a tenth of the price
+            else:  # Python refuses arguments without a parameter, unread
+                given = signature.bind(self, *args, **kwargs).arguments
             for name, rule in ordered:
                 value = given.get(name, defaults[name])
                 if value is not defaults[name] and not rule.is_right(value):

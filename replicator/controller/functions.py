@@ -34,8 +34,8 @@ class Runner(Protocol):
         """Return the name by which equations name a function."""
         ...
 
-    def program(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Return a function as a dataflow."""
+    def program(self, fn: Callable[..., PyTree]) -> Any:
+        """Return a function as a `Program`, whose file imports this one."""
         ...
 
 
@@ -133,7 +133,7 @@ class Function:
                 "a call that JAX traces outside of one. Decorate the function that "
                 "calls `jax.grad`, `jax.vmap` or the like by `pw.program`."
             )
-        return self._alone(*args)
+        return self._alone.run(*args)
 
     def _register(
         self, step: StepCall | HostCall | None = None, line: str = UNKNOWN_LINE

@@ -1,8 +1,6 @@
 """Futures: results of dataflows, which wait when they are read."""
 
-import concurrent.futures
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +10,8 @@ import numpy as np
 
 from replicator.base.types import PyTree
 from replicator.controller.islands.protocol import Island, Key, lost_with
+from replicator.controller.islands.waiting.outcome import Outcome
+from replicator.controller.islands.waiting.room import room_for
 from replicator.controller.layouts import SliceLayout
 from replicator.controller.slices import Slice
 from replicator.errors import ArgumentError
@@ -31,7 +31,7 @@ class Pending:
     """
 
     def __init__(self) -> None:
-        self.done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.done = Outcome()
         self.takers: list[tuple[Any, int]] = []
         self.made_s = 0.0
 
@@ -49,7 +49,7 @@ class ClientRecord:
     def __init__(self, number: int, name: str) -> None:
         self.number = number
         self.name = name
-        self.room = threading.Semaphore(_MOST_RUNS)
+        self.room = room_for(_MOST_RUNS)
         self.has_left = False
 
 
@@ -142,7 +142,7 @@ class Future(_Operators):
         self._check()
         try:
             error = self._pending.done.exception(timeout_s)
-        except concurrent.futures.TimeoutError:
+        except TimeoutError:
             raise TimeoutError(
                 f"`timeout_s` must be enough for its ops, got {timeout_s}, in which "
                 f"a future on {self.slice} was not computed. Wait longer."

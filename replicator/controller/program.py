@@ -65,10 +65,15 @@ class Program:
             isinstance(leaf, core.Tracer) for leaf in leaves
         ):
             return self._fn(*args)
+        return self.run(*args)
+
+    def run(self, *args: Any) -> PyTree:
+        """Run it outside of all traces."""
         leaves, signature = self._tracer.look(args)
-        if signature not in self._dataflows:
+        dataflow = self._dataflows.get(signature)
+        if dataflow is None and signature not in self._dataflows:
             try:
-                self._dataflows[signature] = self._traced(args, signature)
+                dataflow = self._traced(args, signature)
             except (
                 jax.errors.ConcretizationTypeError,
                 jax.errors.TracerArrayConversionError,
@@ -76,8 +81,7 @@ class Program:
             ):
                 if isinstance(self._fn, Function):
                     raise
-                self._dataflows[signature] = None
-        dataflow = self._dataflows[signature]
+            self._dataflows[signature] = dataflow
         return self._fn(*args) if dataflow is None else dataflow.run(leaves)
 
     def dataflow(self, *args: Any) -> Dataflow:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from replicator.controller.future import Pending
+from replicator.controller.islands.waiting.room import Room
 
 Behind = Mapping[int, frozenset[int]]
 """By number of a value, the numbers of results that depend on it."""
@@ -17,9 +18,7 @@ Behind = Mapping[int, frozenset[int]]
 class _Run:
     """A run: results that are not computed yet, by number."""
 
-    def __init__(
-        self, behind: Behind, pending: dict[int, Pending], room: threading.Semaphore
-    ) -> None:
+    def __init__(self, behind: Behind, pending: dict[int, Pending], room: Room) -> None:
         self.behind = behind
         self.pending = pending
         self.room = room
@@ -28,7 +27,8 @@ class _Run:
 class Runs:
     """All runs that are not done.
 
-    >>> runs, pending, room = Runs(), {1: Pending()}, threading.Semaphore(64)
+    >>> from replicator.controller.islands.waiting.room import room_for
+    >>> runs, pending, room = Runs(), {1: Pending()}, room_for(64)
     >>> number = runs.start({0: frozenset({1})}, pending, {}, lambda number: None, room)
     >>> runs.report(number, [0], ValueError("no"))
     >>> pending[1].done.exception()
@@ -46,7 +46,7 @@ class Runs:
         pending: Mapping[int, Pending],
         inputs: Mapping[int, Pending],
         submit: Callable[[int], None],
-        room: threading.Semaphore,
+        room: Room,
     ) -> int:
         """Start a run, before another can; return its number.
 
@@ -61,13 +61,13 @@ class Runs:
           room: Of its client, who waits while too many of its runs are not done.
         """
         run = _Run(behind, dict(pending), room)
-        room.acquire()
+        room.get()
         with self._lock:
             number, self._count = self._count, self._count + 1
             try:
                 submit(number)
             except BaseException:  # `pw` was closed
-                room.release()
+                room.put(None)
                 raise
             if pending:
                 self._runs[number] = run
@@ -93,10 +93,10 @@ class Runs:
                 pending = run.pending.pop(value, None)
                 if pending is not None:
                     pending.takers.clear()
-                    pending.done.set_result(None)
+                    pending.done.end()
             if not run.pending:
                 del self._runs[number]
-                run.room.release()
+                run.room.put(None)
 
 
 def _fail(run: _Run, values: Sequence[int], error: BaseException) -> None:
@@ -104,7 +104,7 @@ def _fail(run: _Run, values: Sequence[int], error: BaseException) -> None:
     for value in {n for each in values for n in run.behind.get(each, ())}:
         pending = run.pending.pop(value, None)
         if pending is not None:
-            pending.done.set_exception(error)
+            pending.done.end(error)
             for taker, number in pending.takers:
                 _fail(taker, [number], error)
             pending.takers.clear()

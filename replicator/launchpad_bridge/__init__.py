@@ -73,6 +73,14 @@ from replicator.launchpad_bridge.protocols import (
     StopAsked,
     Workers,
 )
+from replicator.launchpad_bridge.replay.rate_limiter import RateLimiter
+from replicator.launchpad_bridge.replay.replay_table import ReplayTable
+from replicator.launchpad_bridge.replay.samplers import (
+    fifo,
+    lifo,
+    prioritised,
+    uniform,
+)
 from replicator.launchpad_bridge.run import Run
 from replicator.launchpad_bridge.running import node_context as context
 from replicator.launchpad_bridge.running.deferred import Deferred
@@ -149,6 +157,8 @@ __all__ = [
     "PyClassNode",
     "PyNode",
     "PythonProcess",
+    "RateLimiter",
+    "ReplayTable",
     "ReplicatedLearnerNode",
     "Resources",
     "Restart",
@@ -168,19 +178,23 @@ __all__ = [
     "bind_addresses",
     "context",
     "extract_handles",
+    "fifo",
     "get_port_from_address",
     "is_local_launch",
     "is_local_launch_or_test",
     "launch",
+    "lifo",
     "list_methods",
     "make_program",
     "make_program_stopper",
     "maybe_dereference",
+    "prioritised",
     "recipes",
     "register_stop_handler",
     "run_worker",
     "stop",
     "stop_event",
+    "uniform",
     "unregister_stop_handler",
     "wait_for_stop",
 ]

@@ -59,6 +59,10 @@ TINY = {
     "hosts": ["--only=process 1"],
     "slow_links": ["--mbit=400", "--only=W 128", "--turns=2"],
     "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
+    "replay": [
+        *("--frames=1000", "--rows=10000", "--rounds=1", "--calls=2", "--best_of=5")
+    ],
+    "replay_laws": ["--draws=40000", "--moves=40"],
     "learner_faults": ["--rounds=5"],
     "upstream_launchpad": ["--only=test_nested_groups"],
     "strategy_memory": ["--width=64", "--notpu"],
@@ -140,6 +144,8 @@ EXACT = {
     "hosts": {"failures": 0, "cases": 1},
     "slow_links": {"cases": 1},
     "variable_service": {},
+    "replay": {},
+    "replay_laws": {"failures": 0, "draws": 40_000},
     "learner_faults": {"failures": 0, "rounds": 5},
     "controller_reshard": {"failures": 0, "host_copies": 0, "moves": 36},
     "controller_overlap": {},

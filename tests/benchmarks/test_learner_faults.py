@@ -10,8 +10,11 @@ from benchmarks.runs.learner_program import BATCH, STEPS, UNROLL
 PLAYED = {"environment_steps": 0.75 * STEPS * BATCH * UNROLL, "episodes": 9}
 
 
-def result(*, updates=STEPS, played=PLAYED):
-    return {"step": STEPS, "variables": {"updates": updates}, "metrics": played}
+def result(*, updates=STEPS, played=PLAYED, statistics=None):
+    return {
+        **{"step": STEPS, "variables": {"updates": updates}},
+        **{"metrics": played, "statistics": statistics or {}},
+    }
 
 
 def lines(attempt, steps, lag=1.0):
@@ -31,10 +34,15 @@ def outcome(**changes):
     return dataclasses.replace(good, **changes)
 
 
+REPLAYED = result(
+    played={"inserted": 64, "episodes": 9},
+    statistics={"priorities": {"sent": 8, "nonfinite": 0, "lost": 0}},
+)
 BAD = {
     "other bits|did not end": {"problem": "It did not end."},
     "and 121 updates at its end": {"result": result(updates=STEPS + 1)},
     "played": {"result": result(played=PLAYED | {"environment_steps": 1.0})},
+    "played {'inserted': 64": {"result": REPLAYED},
     "was not started again": {"restarts": {}},
     "made the updates": {"lines": lines(0, [1, 2, 2, 3])},
     "57 were done, 50 durable": {
@@ -62,4 +70,4 @@ def test_each_worker_of_each_program_is_among_the_cases():
     learners = {"learner", "learner/0", "learner/1"}
     assert {v for turns, v in victims if turns} == learners | {"actor/0", "queue"}
     free = {victim for turns, victim in victims if not turns}
-    assert free == learners | {"actor/0", "queue", "inference"}
+    assert free == learners | {"actor/0", "queue", "inference", "replay"}

@@ -1,10 +1,11 @@
 """Shards that arrive at an island of several processes, and votes on them."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from replicator.controller.islands.waiting.arrivals import ArrivedShards, IslandValue
+from replicator.controller.islands.waiting.outcome import Outcome
 from replicator.errors import IslandLostError
 
 KEY, SENDER, LIMIT_S = (7, 0), 0, 60
@@ -12,9 +13,7 @@ NAMES = ("island0", "island0.1")
 
 
 def shards(*arrays):
-    done = Future()
-    done.set_result(None)
-    return IslandValue(list(arrays), done)
+    return IslandValue(list(arrays), Outcome().end())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import pickle
 import types
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from replicator.controller.islands.hosted import PeerIsland
 from replicator.controller.islands.protocol import Drop, Put, Receive, Send
 from replicator.controller.islands.server import IslandService
 from replicator.controller.islands.waiting.arrivals import IslandValue
+from replicator.controller.islands.waiting.outcome import Outcome
 from replicator.controller.islands.wire import (
     layout_from,
     order_data,
@@ -198,10 +199,8 @@ def test_shards_that_several_devices_have_are_sent_once():
     peer = PeerIsland(
         types.SimpleNamespace(futures=calls, close=lambda: None), session="s"
     )
-    done = Future()
-    done.set_result(None)
     one, two = np.zeros(2), np.ones(2)
-    peer.deliver((7, 0), 0, IslandValue([one, two, one], done))
+    peer.deliver((7, 0), 0, IslandValue([one, two, one], Outcome().end()))
     peer._sending.shutdown(wait=True)
     arrays, places = sent[0][4]
     assert (len(arrays), places) == (2, [0, 1, 0])

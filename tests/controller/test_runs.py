@@ -1,11 +1,11 @@
 """Runs: errors reach all results behind them at once, and no others."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from replicator.controller.future import Pending
+from replicator.controller.islands.waiting.room import room_for
 from replicator.controller.runs import Runs
 
 ERROR = ValueError("no")
@@ -19,7 +19,7 @@ def runs():
 def start(runs, behind, results, inputs=None, room=None):
     pending = {number: Pending() for number in results}
     behind = {value: frozenset(those) for value, those in behind.items()}
-    room = room or threading.Semaphore(64)
+    room = room or room_for(64)
     number = runs.start(behind, pending, inputs or {}, lambda number: None, room)
     return number, pending
 
@@ -47,7 +47,7 @@ def test_a_result_that_has_failed_fails_what_takes_it_later(runs):
 
 
 def test_one_run_too_many_waits_until_another_is_done():
-    runs, room = Runs(), threading.Semaphore(1)
+    runs, room = Runs(), room_for(1)
     first, _ = start(runs, {}, [0], room=room)
     second = ThreadPoolExecutor(1).submit(start, runs, {}, [0], room=room)
     assert not second.done()

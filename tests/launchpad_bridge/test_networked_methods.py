@@ -27,6 +27,7 @@ from replicator.rpc.server.methods import methods_of
 SERVED = {
     lp.TrajectoryQueue: "queue",
     lp.TrajectoryTurns: "turns",
+    lp.ReplayTable: "replay",
     ReplicatedLearner: "learner",
     lp.InferenceServer: "inference",
     PublishedVariables: "variables",

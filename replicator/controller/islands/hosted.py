@@ -11,7 +11,7 @@ the next one when this one was taken, and a number that is not the next is refus
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from replicator.base.host.clock import Clock
@@ -29,6 +29,7 @@ from replicator.controller.islands.protocol import (
 from replicator.controller.islands.running.host_run import forget_function
 from replicator.controller.islands.waiting.arrivals import IslandValue, lost_value
 from replicator.controller.islands.waiting.asked_reads import AskedReads
+from replicator.controller.islands.waiting.outcome import Outcome
 from replicator.controller.islands.wire import (
     Data,
     array_data,
@@ -41,11 +42,18 @@ from replicator.controller.islands.wire import (
     shards_from,
     values_from,
 )
+from replicator.engine.run_ahead import MOST_ON_CPU
 from replicator.errors import ArgumentError, OpFailedError
 from replicator.rpc.client.client import Client
 
 _MOST_ANSWER_BYTES = 1 << 20
 """Of a read that goes along with reports, whose lateness means that it is lost."""
+
+_TOGETHER_S = 0.001
+"""How long a report that nobody waits for may wait for others, to go in one message."""
+
+_MOST_TOGETHER = MOST_ON_CPU // 2
+"""With so many the island is about to have too little to do."""
 
 
 class PeerIsland:
@@ -68,8 +76,9 @@ class PeerIsland:
         given = shards.array
         copies = {id(each): each.copy() for each in given or ()}
         kept = None if given is None else [copies[id(each)] for each in given]
-        shards.done.add_done_callback(
-            lambda done: self._sending.submit(
+        done = shards.done
+        done.then(
+            lambda: self._sending.submit(
                 self._send, [*key, sender], kept, done.exception()
             )
         )
@@ -116,7 +125,11 @@ class HostedIsland:
         self._peers: dict[str, PeerIsland] = {}
         self._everyone: dict[str, ShardReceiver] = {}
         self._island = LocalIsland(
-            name, devices, report=self._report, peers=self._everyone
+            name,
+            devices,
+            report=self._report,
+            peers=self._everyone,
+            reports_chains=True,
         )
         self._everyone[process_name(name, self._island.process)] = self._island
         for peer, address in peers.items():
@@ -128,10 +141,13 @@ class HostedIsland:
         self._reports: list[Data] = []
         self._asked = AskedReads()
         self._answers: list[Data] = []
+        # Whether to report soon, or at once.
+        self._is_news = self._is_urgent = False
         self._is_closed = False
         # By run, the values that it keeps, and those that it has not reported.
         self._runs: dict[int, tuple[frozenset[int], set[int]]] = {}
-        self._news = threading.Condition()  # guards these five
+        self._lock = threading.Lock()  # guards these seven
+        self._news = threading.Condition(self._lock)
 
     @property
     def silent_s(self) -> float:
@@ -181,10 +197,8 @@ class HostedIsland:
         if failure is not None:
             value = lost_value(failure)
         else:
-            done: Future[None] = Future()
-            done.set_result(None)
             array = None if shards is None else shards_from(shards)
-            value = IslandValue(array, done)
+            value = IslandValue(array, Outcome().end())
         self._island.deliver(key, sender, value)
 
     def reports(self, wait_s: float) -> Data:
@@ -195,8 +209,10 @@ class HostedIsland:
           seconds ago; and a list of keys and arrays, of reads that were asked for.
         """
         self._heard_s = self._clock.now_s()
-        with self._news:
-            self._news.wait_for(self._has_news, wait_s)
+        with self._lock:
+            if self._news.wait_for(lambda: self._is_news or self._is_closed, wait_s):
+                self._news.wait_for(lambda: self._is_urgent, _TOGETHER_S)
+            self._is_news = self._is_urgent = False
             found, self._reports = self._reports, []
             answers, self._answers = self._answers, []
             is_closed = self._is_closed
@@ -213,9 +229,9 @@ class HostedIsland:
         self._island.close()
         for peer in self._peers.values():
             peer.close()
-        with self._news:
+        with self._lock:
             self._is_closed = True
-            self._news.notify_all()
+            self._tell(is_urgent=True)
 
     def give_up(self) -> None:
         """End an island whose controller is gone, or has to go; returns at once."""
@@ -232,7 +248,7 @@ class HostedIsland:
         _: float = 0.0,
         /,
     ) -> None:
-        with self._news:
+        with self._lock:
             about = [run, list(values), error_data(error), self._clock.now_s()]
             self._reports.append(about)
             kept, left = self._runs.get(run, (frozenset(values), set()))
@@ -243,11 +259,16 @@ class HostedIsland:
             # this island wait for, though nobody reads what it made.
             if error is None:
                 self._add_answers(self._asked.computed(run, values))
-            if error is not None or not left or not kept.isdisjoint(values):
-                self._news.notify_all()
+            if error is not None or self._answers or not self._runs:
+                self._tell(is_urgent=True)
+            elif not left or not kept.isdisjoint(values):
+                self._tell(is_urgent=len(self._reports) >= _MOST_TOGETHER)
 
-    def _has_news(self) -> bool:
-        return bool(self._reports or self._answers) or self._is_closed
+    def _tell(self, *, is_urgent: bool) -> None:
+        """Have reports sent, soon or at once; with the lock held."""
+        if not self._is_news or (is_urgent and not self._is_urgent):
+            self._is_news, self._is_urgent = True, is_urgent
+            self._news.notify_all()
 
     def _add_answers(self, reads: Sequence[Sequence[Key]]) -> None:
         """Have values read that are there; who asked for large ones fetches them."""
@@ -273,7 +294,7 @@ class HostedIsland:
     ) -> None:
         order_list = self._lists[orders]
         if order_list.outputs:  # it may send alone
-            with self._news:
+            with self._lock:
                 self._runs.setdefault(run, (order_list.kept, set(order_list.outputs)))
         message = IslandMessage(
             number=place,
@@ -286,20 +307,20 @@ class HostedIsland:
 
     def _take_ask(self, keys: Data) -> None:
         found = [(int(run), int(value)) for run, value in keys]
-        with self._news:
+        with self._lock:
             missing = {key for key in found if not self._island.is_computed(key)}
             if missing:
                 self._asked.ask(found, missing)
             else:
                 self._add_answers([found])
-                self._news.notify_all()
+                self._tell(is_urgent=True)
 
     def _take_peer(self, name: str, address: str) -> None:
         peer = PeerIsland(self._connect(str(address)), self.session)
         self._peers[str(name)] = self._everyone[str(name)] = peer
 
     def _take_drop(self, run: int, value: int) -> None:
-        with self._news:
+        with self._lock:
             self._asked.forget((run, value))
         self._island.drop((run, value))
 

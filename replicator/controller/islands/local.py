@@ -9,19 +9,16 @@ other islands and for room; what it waits for was submitted before, on all islan
 no circle can form.
 """
 
-import concurrent.futures
 import functools
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from replicator.base.mesh import put
 from replicator.base.types import Device
 from replicator.controller.islands.protocol import (
     Call,
@@ -31,7 +28,6 @@ from replicator.controller.islands.protocol import (
     IslandMessage,
     Key,
     Order,
-    Put,
     Receive,
     Report,
     Send,
@@ -44,13 +40,23 @@ from replicator.controller.islands.running.host_ops import (
     call_on_host,
     calling_thread,
 )
+from replicator.controller.islands.running.placing import joined_shards, put_value
 from replicator.controller.islands.waiting.arrivals import (
     ArrivedShards,
     IslandValue,
-    first_error,
     lost_value,
 )
-from replicator.controller.islands.waiting.dispatched import DispatchedOp, SliceThread
+from replicator.controller.islands.waiting.dispatched import (
+    DispatchedOp,
+    SliceThread,
+    WaitingThread,
+)
+from replicator.controller.islands.waiting.outcome import (
+    Outcome,
+    first_error,
+    wait_for_error,
+)
+from replicator.controller.islands.waiting.room import room_for
 from replicator.controller.layouts import SliceLayout
 from replicator.engine.analysis.source_lines import UNKNOWN_LINE
 from replicator.engine.run_ahead import MOST_ON_CPU
@@ -66,6 +72,8 @@ class LocalIsland:
       report: Called when a value is computed, or cannot be.
       peers: All processes of islands, by name; complete before the first message to
         one.
+      reports_chains: Whether ops of a chain in one message are reported as they end,
+        or several at once.
 
     Attributes:
       process: Number of this process, in the group that has the devices.
@@ -81,8 +89,10 @@ class LocalIsland:
         *,
         report: Report,
         peers: Mapping[str, ShardReceiver],
+        reports_chains: bool = False,
     ) -> None:
         self.name = name
+        self._reports_chains = reports_chains
         self.devices = devices
         self._report = report
         self._peers = peers
@@ -93,10 +103,10 @@ class LocalIsland:
         self._number = 0
         self._values: dict[Key, IslandValue] = {}
         self._arrived = ArrivedShards(process_name(name, self.process))
-        self._room = threading.Semaphore(MOST_ON_CPU)
+        self._room = room_for(MOST_ON_CPU)
         # By devices, those of the host apart: ops of a slice end in the order in which
         # they were dispatched.
-        self._waiting: dict[Any, SliceThread[DispatchedOp]] = {}
+        self._waiting: dict[Any, WaitingThread] = {}
         self._hosting: dict[tuple[int, ...], SliceThread[Callable[[], None]]] = {}
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -188,14 +198,20 @@ class LocalIsland:
         def key(value: int) -> Key:
             return message.inputs.get(value, (message.run, value))
 
-        if isinstance(order, Drop):
+        if isinstance(order, Call):
+            inputs = [key(value) for value in order.inputs]
+            is_passing = self._reports_chains and not (
+                message.order_list.passing.isdisjoint(order.outputs)
+            )
+            self._call(order, message.run, inputs, is_passing=is_passing)
+        elif isinstance(order, Drop):
             for value in order.values:
                 self._values.pop(key(value), None)
         elif isinstance(order, Send):
             self._send(order, key(order.input), key(order.output))
         elif isinstance(order, Receive):
             self._receive(order, message.run)
-        elif isinstance(order, Put):
+        else:
             put = [message.values[order.output]]
             if order.layout is not None:
                 sharding = order.layout.sharding(self._at(order.places))
@@ -205,14 +221,14 @@ class LocalIsland:
                 message.run,
                 outputs,
                 [],
-                lambda: _put(*put),
+                lambda: [[], put_value(*put)],
                 places=order.places,
                 name=name,
             )
-        else:
-            self._call(order, message.run, [key(value) for value in order.inputs])
 
-    def _call(self, order: Call, run: int, inputs: Sequence[Key]) -> None:
+    def _call(
+        self, order: Call, run: int, inputs: Sequence[Key], *, is_passing: bool
+    ) -> None:
         values = [self._value(key) for key in inputs]
         computation = order.computation
         done = [value.done for value in values]
@@ -242,6 +258,7 @@ class LocalIsland:
             name=computation.name,
             line=computation.line,
             is_host=computation.is_host,
+            is_passing=is_passing,
         )
 
     def _value(self, key: Key) -> IslandValue:
@@ -264,19 +281,21 @@ class LocalIsland:
         self,
         run: int,
         outputs: Sequence[int],
-        inputs: Sequence[Future[None]],
+        inputs: Sequence[Outcome],
         dispatch: Callable[[], Sequence[Any]],
         *,
         places: tuple[int, ...],
         name: str,
         line: str = "",
         is_host: bool = False,
+        is_passing: bool = False,
     ) -> None:
         """Dispatch; another thread waits for the results and reports them."""
         op = DispatchedOp(run=run, outputs=outputs, inputs=inputs, name=name, line=line)
+        op.is_passing = is_passing
         arrays: Sequence[Any] = [None] * len(outputs)
         op.error = first_error(inputs)
-        self._room.acquire()
+        self._room.get()
         if op.error is None:
             try:
                 op.token, *arrays = dispatch()
@@ -288,7 +307,7 @@ class LocalIsland:
             self._settle(op)
             return
         if (places, is_host) not in self._waiting:
-            thread = SliceThread(f"{self.name}-wait", self._settle)
+            thread = WaitingThread(f"{self.name}-wait", self._settle)
             self._waiting[places, is_host] = thread
         self._waiting[places, is_host].put(op)
 
@@ -296,21 +315,18 @@ class LocalIsland:
         """Wait until an op is computed, and report it."""
         found = op.error
         try:
-            jax.block_until_ready(op.token)
+            op.wait()
             if found is None:  # reports are in the order of what needs what
                 for each in op.inputs:
                     each.exception()
         except Exception as failure:
             # An op runs when its inputs are computed: it failed by itself, or one
             # of them did, and the first that failed is to be named.
-            concurrent.futures.wait(op.inputs, return_when=FIRST_EXCEPTION)
-            found = first_error(op.inputs) or self._failed(op.name, op.line, failure)
-        self._room.release()
+            found = wait_for_error(op.inputs)
+            found = found or self._failed(op.name, op.line, failure)
+        self._room.put(None)
         self._report(op.run, op.outputs, found)
-        if found is None:
-            op.done.set_result(None)
-        else:
-            op.done.set_exception(found)
+        op.done.end(found)
 
     def _failed(self, name: str, line: str, failure: Exception) -> OpFailedError:
         text = str(failure).strip() or type(failure).__name__
@@ -362,18 +378,13 @@ class LocalIsland:
         error = first_error([value.done])
         if error is not None:
             self._report(run, (order.output,), error)
-        array = None if value.array is None else self._moved(order, value.array)
+        array = value.array
+        if array is not None:
+            devices = self._at(order.places)
+            here = [devices[number] for number in self._here(order.places)]
+            sharding = order.layout.sharding(devices)
+            array = joined_shards(array, here, order.shape, sharding)
         self._values[key] = IslandValue(array, value.done)
-
-    def _moved(self, order: Receive, shards: Sequence[jax.Array]) -> jax.Array:
-        """Return an array of shards that another island's devices hold."""
-        devices = self._at(order.places)
-        # To a `Device` of another client JAX copies by way of the host, and waits.
-        places = [SingleDeviceSharding(devices[n]) for n in self._here(order.places)]
-        # Without an alias: the op that takes it may be given its memory.
-        moved = jax.device_put(shards, places, may_alias=False)
-        sharding = order.layout.sharding(devices)
-        return jax.make_array_from_single_device_arrays(order.shape, sharding, moved)
 
     def _here(self, places: Sequence[int]) -> list[int]:
         """Return which of some devices are of this process."""
@@ -383,13 +394,3 @@ class LocalIsland:
 
     def _at(self, places: Sequence[int]) -> list[Device]:
         return [self.devices[at].device for at in places]
-
-
-def _put(value: Any, sharding: jax.sharding.Sharding | None = None) -> list[Any]:
-    if sharding is None:
-        return [[], value]
-    if not sharding.is_fully_addressable:
-        return [[], put(value, sharding)]
-    # An op may be given its memory: that of the caller's array must not be.
-    may_alias = not isinstance(value, jax.Array)
-    return [[], jax.device_put(value, sharding, may_alias=may_alias)]

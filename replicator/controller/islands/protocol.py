@@ -167,6 +167,26 @@ class OrderList:
         drops = [order for order in self.orders if isinstance(order, Drop)]
         return frozenset(self.outputs) - {n for drop in drops for n in drop.values}
 
+    @functools.cached_property
+    def passing(self) -> frozenset[int]:
+        """Values that the next call on their devices takes, and nothing waits for."""
+        awaited = set(self.kept)
+        last: dict[tuple[int, ...], tuple[int, ...]] = {}
+        found: set[int] = set()
+        for order in self.orders:
+            if isinstance(order, Send):
+                awaited.add(order.input)
+            elif isinstance(order, Put):
+                last.pop(order.places, None)
+            elif isinstance(order, Call) and order.computation.is_host:
+                awaited.update(order.inputs)
+            elif isinstance(order, Call):
+                before = last.get(order.computation.places, ())
+                if not set(before).isdisjoint(order.inputs):
+                    found.update(before)
+                last[order.computation.places] = order.outputs
+        return frozenset(found - awaited)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class IslandMessage:

@@ -347,15 +347,16 @@ class RemoteIsland:
                 return
             for keys, arrays in answers:
                 self._came([tuple(key) for key in keys], arrays)
-            for run, values, error, age_s in reports:
-                with self._lock:
-                    if self.why_lost:  # all that was left was failed, or will be
-                        return
+            with self._lock:
+                if self.why_lost:  # all that was left was failed, or will be
+                    return
+                for run, values, *_ in reports:
                     left = self._open.get(run, {})
                     for value in values:
                         left.pop(value, None)
                     if not left:
                         self._open.pop(run, None)
+            for run, values, error, age_s in reports:
                 self._report(run, values, error_from(error), age_s)
         if not self._is_closed:
             self.give_up(ServerStoppedError("it was stopped"))

@@ -37,9 +37,11 @@ class CalledRun:
 
     def ready_s(self, values: Sequence[int]) -> float:
         """Return when the last of some values was computed."""
-        taken = [self.taken[each].made_s for each in values if each in self.taken]
-        own = [self.made_s[each] for each in values if each in self.made_s]
-        return max([self.sent_s, *taken, *own])
+        latest_s, taken, own = self.sent_s, self.taken, self.made_s
+        for each in values:
+            made_s = taken[each].made_s if each in taken else own.get(each, 0.0)
+            latest_s = max(latest_s, made_s)
+        return latest_s
 
     def note(self, values: Sequence[int], end_s: float) -> None:
         """Note when values were computed."""

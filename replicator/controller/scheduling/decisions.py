@@ -162,9 +162,9 @@ def _queue(state: ScheduleState, run: QueuedRun) -> list[ScheduleAction]:
 def _next(state: ScheduleState) -> QueuedRun | None:
     """Return the run that starts next, if one can."""
     taken = {name for name, n in state.in_flight.items() if n >= MOST_ON_CPU}
+    if len(taken) == len(state.in_flight):
+        return None
     for run in _in_order(state):
-        if len(taken) == len(state.in_flight):
-            return None
         if not _is_ready(state, run):
             if taken.isdisjoint(run.ops) and (other := _held_up_by(state, run)):
                 return other
@@ -174,6 +174,8 @@ def _next(state: ScheduleState) -> QueuedRun | None:
             return run
         else:
             taken.update(run.ops)
+            if len(taken) == len(state.in_flight):
+                return None
     return None
 
 
@@ -332,8 +334,10 @@ def _cancel(
 
 def _stalled(state: ScheduleState) -> list[ScheduleAction]:
     """Cancel the last run, if all wait for memory that nothing will free."""
+    if state.started:
+        return []
     queues = [client.queued for client in state.clients.values() if client.queued]
-    if state.started or not queues:
+    if not queues:
         return []
     kept = any(
         held.has_future and held.is_made and _bytes_of(state, held.placed)

@@ -122,6 +122,11 @@ class Plan:
             if slice_.memory_bytes
         }
 
+    @functools.cached_property
+    def limits(self) -> dict[str, int]:
+        """By slice that keeps memory, how much that is."""
+        return {name: self.slices[name].memory_bytes for name in self.most_bytes}
+
 
 def _planned_ops(steps: Sequence[Step]) -> dict[int, PlannedOp]:
     """Return the ops of a plan, each by the number of its first result."""

@@ -156,4 +156,4 @@ class Scheduler:
 
 def _give_room(called: CalledRun) -> None:
     if not called.results:  # others are done with the last of them
-        called.client.room.release()
+        called.client.room.put(None)

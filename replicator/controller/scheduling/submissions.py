@@ -215,5 +215,5 @@ def _queued(number: int, called: CalledRun, donated: set[Key]) -> QueuedRun:
         donates=frozenset(donated),
         makes={(number, value): at for value, at in planned.results.items()},
         most_bytes=planned.most_bytes,
-        limits={name: planned.slices[name].memory_bytes for name in planned.most_bytes},
+        limits=planned.limits,
     )

@@ -110,8 +110,10 @@ class OpTimes:
         self._clock = clock
         self._opened_s = clock.now_s()
         self._lock = threading.Lock()
-        self._busy_s: dict[tuple[str, int, bool], float] = {}
-        self._spans: collections.deque[OpSpan] = collections.deque(maxlen=_MOST)
+        self._busy_s: dict[tuple[str, bool], dict[int, float]] = {}
+        # Run and op by name, begin and end: what a span is made of, if it is asked for.
+        self._ended: collections.deque[tuple[str, str, PlannedOp, float, float]]
+        self._ended = collections.deque(maxlen=_MOST)
 
     def now_s(self) -> float:
         """Return seconds since it was made."""
@@ -128,28 +130,35 @@ class OpTimes:
           values: Numbers of its results.
           age_s: How long ago that was.
         """
-        at = [(op.island, place, op.is_host) for place in op.places]
+        places = op.places
         with self._lock:
             end_s = self.now_s() - age_s
-            free_s = max(self._busy_s.get(device, 0.0) for device in at)
+            busy_s = self._busy_s.setdefault((op.island, op.is_host), {})
+            free_s = max([busy_s.get(place, 0.0) for place in places])
             begin_s = min(max(free_s, run.ready_s(op.inputs)), end_s)
-            self._busy_s.update(dict.fromkeys(at, end_s))
+            busy_s.update(dict.fromkeys(places, end_s))
             run.note(values, end_s)
-            self._spans.append(
-                OpSpan(
-                    op=op.name,
-                    dataflow=run.dataflow,
-                    client=run.client.name,
-                    island=op.island,
-                    places=op.places,
-                    is_host=op.is_host,
-                    begin_s=begin_s,
-                    end_s=end_s,
-                )
-            )
-        return 0.0 if op.is_host else (end_s - begin_s) * len(at)
+            what = run.dataflow, run.client.name, op, begin_s, end_s
+            self._ended.append(what)
+        return 0.0 if op.is_host else (end_s - begin_s) * len(places)
 
     def timeline(self) -> Timeline:
         """Return what ended until now."""
         with self._lock:
-            return Timeline(list(self._spans), self.now_s())
+            ended, until_s = list(self._ended), self.now_s()
+        return Timeline([_span(*each) for each in ended], until_s)
+
+
+def _span(
+    dataflow: str, client: str, op: PlannedOp, begin_s: float, end_s: float
+) -> OpSpan:
+    return OpSpan(
+        op=op.name,
+        dataflow=dataflow,
+        client=client,
+        island=op.island,
+        places=op.places,
+        is_host=op.is_host,
+        begin_s=begin_s,
+        end_s=end_s,
+    )

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicator import rpc
 from replicator.base.accepts import accepts, seconds, whole
@@ -34,10 +33,11 @@ from replicator.errors import (
 from replicator.hooks.schedule import Every, every
 from replicator.inputs.context import InputContext
 from replicator.inputs.options import InputOptions
-from replicator.launchpad_bridge.learner import shares
-from replicator.launchpad_bridge.learner.lifted_step import lifted
+from replicator.launchpad_bridge.learner import played, shares
+from replicator.launchpad_bridge.learner.lifted_step import ROWS, lifted
 from replicator.launchpad_bridge.learner.options import LearnerOptions
 from replicator.launchpad_bridge.learner.played import Played
+from replicator.launchpad_bridge.learner.priority_updates import PriorityUpdates
 from replicator.launchpad_bridge.learner.published import (
     GET,
     PublishedVariables,
@@ -46,6 +46,7 @@ from replicator.launchpad_bridge.learner.published import (
 from replicator.launchpad_bridge.learner.trajectory_batches import (
     LOOK_S,
     TrajectoryBatches,
+    call_table,
 )
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories import arguments
@@ -54,7 +55,6 @@ from replicator.replicator import Replicator
 from replicator.training.session import Session
 
 _LOOK_S = 0.02
-_MEANS = ("episode_return", "episode_length")
 
 
 class ReplicatedLearner:
@@ -85,7 +85,9 @@ class ReplicatedLearner:
         self._process = process
         earlier = options.fixed_lag or 0
         self._lifted = lifted(
-            options.init_fn, options.step_fn, options.variables, earlier=earlier
+            *(options.init_fn, options.step_fn, options.variables),
+            earlier=earlier,
+            priorities=options.priorities,
         )
         # Not a method: a compiled function that holds `self` would be a cycle.
         self._copy = partial(_copy, options.variables, self._lifted.user_state)
@@ -98,9 +100,10 @@ class ReplicatedLearner:
         self._saves = shares.Saves(regular.n_steps, regular.seconds)
         self._taken: TrajectoryBatches | None = None
         self._shares: shares.Shares | None = None
+        self._priorities: PriorityUpdates | None = None
         self._has_batches = False
         # Evaluated by a learner without an `eval_fn`; replaced, never changed.
-        self._acted = _one_example({})
+        self._acted = played.as_example({})
         self._started = threading.Event()
         self._ended = threading.Event()  # for good: nothing more is read
 
@@ -161,17 +164,20 @@ class ReplicatedLearner:
 
         Returns:
           `version`, the updates done, None at first; `environment_steps` in batches
-          taken, without resets; `episodes`, the number that ended in inserted
-          trajectories; `episode_return` and `episode_length`, means over the last
-          hundred of either, None before the first; `table`, the counts of the table:
-          of a node, at the last call for a batch.
+          taken, without resets, or `inserted`, the rows of a replay table;
+          `episodes`, the number that ended in inserted trajectories;
+          `episode_return` and `episode_length`, means over the last hundred of
+          either, None before the first; `table`, the counts of the table:
+          of a node, at the last call for a batch; with `priorities`, how many were
+          sent, left out as not finite, and lost with a table that was gone.
         """
-        played = Played().numbers() if self._taken is None else self._taken.numbers
+        taken, priorities = self._taken, self._priorities
         return {
             "version": self._published.version,
-            **dict.fromkeys(_MEANS),
-            **played,
+            **dict.fromkeys(played.MEANS),
+            **(Played().numbers() if taken is None else taken.numbers),
             "table": self._table_counts(),
+            **({"priorities": priorities.counts} if priorities else {}),
         }
 
     @accepts(timeout_s=seconds())
@@ -257,10 +263,15 @@ class ReplicatedLearner:
         elif run.eval_every is not None and run.eval_dataset is None:
             # `follow` and `retention` rank by metrics of an evaluation.
             run = dataclasses.replace(
-                run, eval_fn=_means, eval_dataset=lambda context: [self._acted]
+                run,
+                eval_fn=played.evaluate_means,
+                eval_dataset=lambda context: [self._acted],
             )
         devices = _devices(options.replicas, options.processes)
         rep = Replicator(options.replicas, devices=devices, strategy=options.strategy)
+        if options.priorities is not None and self._process == 0:
+            update = partial(call_table, self._own_table, "update_priorities")
+            self._priorities = PriorityUpdates(update, node.stop_event.is_set)
         session = rep.session_by(self._lifted.step_fn, self._input_fn, run)
         try:
             self._learn(session, rep)
@@ -298,14 +309,18 @@ class ReplicatedLearner:
             stack.callback(self._ended.set)
             if self._options.is_partitioned:
                 self._copied = jax.jit(self._copy, out_shardings=replicated(rep.mesh))
+            if self._priorities is not None:
+                stack.enter_context(self._priorities)
             if self._process == 0:
                 self._publish_all(session)
             for batch in session.batches():
                 self._has_batches = True
                 (state,) = session.position.states
                 numbers = Played.from_json(state["played"]).numbers()
-                self._acted = _one_example(numbers)
-                session.step(batch, metrics=numbers)
+                self._acted = played.as_example(numbers)
+                metrics = session.step(batch, metrics=numbers)
+                if self._priorities is not None:
+                    self._priorities.send(state["batch"], metrics[ROWS])
                 self._publish(session)
 
     @property
@@ -329,8 +344,15 @@ class ReplicatedLearner:
             is_stopping=lambda: stop.is_set() or ended.is_set(),
             reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
+            samples_per_call=self._options.samples_per_call,
+            note_keys=self._priorities and self._priorities.note,
         )
-        self._shares = shares.Shares(self._taken, self._options.processes, self._saves)
+        self._shares = shares.Shares(
+            self._taken,
+            self._options.processes,
+            self._saves,
+            accumulate=self._options.run.accumulate,
+        )
         self._started.set()
         return self._shares
 
@@ -363,20 +385,6 @@ def _copy(
 ) -> dict[str, PyTree]:
     # Copies: the next step donates the state. They are not waited for here.
     return jax.tree.map(jnp.copy, variables(user_state(unpadded(state))))
-
-
-def _one_example(numbers: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the means of episodes as a batch of one, and flags of those known."""
-    found = [(numbers.get(name, 0.0), name in numbers) for name in _MEANS]
-    means, known = np.array(found, np.float32).T
-    return {"means": means[None], "known": known[None]}
-
-
-def _means(state: PyTree, acted: PyTree) -> PyTree:
-    """Evaluate `_one_example`: NaN, which ranks last, for a mean not known yet."""
-    del state
-    found = jnp.where(acted["known"] > 0, acted["means"], jnp.nan)
-    return {name: found[:, place] for place, name in enumerate(_MEANS)}
 
 
 def _devices(replicas: int | None, processes: int) -> list[Device] | None:

@@ -1,9 +1,11 @@
 """The user's step as the learner runs it: with policy lag, and with earlier variables.
 
 A batch of the learner is {"trajectories": the user's batch, "version": int32 [B], of
-the policy that acted}. Where actors take turns their batch k is acted with version
-k − lag: a learner that goes on from a checkpoint must publish versions that it had
-before, so the state holds them.
+the policy that acted}. The user's step takes the trajectories; those of a replay table
+come with a "probability", float32 [B], and the step takes all three.
+
+Where actors take turns their batch k is acted with version k − lag: a learner that goes
+on from a checkpoint must publish versions that it had before, so the state holds them.
 """
 
 import functools
@@ -13,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicator import Max, Mean, Sum, step_number
+from replicator import Concat, Max, Mean, Sum, step_number
+from replicator.base.trees import describe
 from replicator.base.types import InitFn, PyTree, StepFn
 from replicator.errors import ArgumentError
 
@@ -22,6 +25,8 @@ VariablesOf = Callable[[PyTree], dict[str, PyTree]]
 
 LAG_BINS = 16
 """The last bin of the histogram holds all lags from here on."""
+ROWS = "priority_rows"
+"""Metric that the priorities are in, [B, 1], in the order of the batch."""
 
 
 class Lifted(NamedTuple):
@@ -41,7 +46,12 @@ class Lifted(NamedTuple):
 
 
 def lifted(
-    init_fn: InitFn, step_fn: StepFn, variables: VariablesOf, *, earlier: int
+    init_fn: InitFn,
+    step_fn: StepFn,
+    variables: VariablesOf,
+    *,
+    earlier: int,
+    priorities: str | None = None,
 ) -> Lifted:
     """Return the functions that the learner's session runs.
 
@@ -50,11 +60,14 @@ def lifted(
       step_fn: The user's step; takes trajectories as its batch.
       variables: Returns the variables for actors of the user's state.
       earlier: Number of versions to keep before the newest.
+      priorities: Name of the metric with the examples' priorities. The session has the
+        rows as `ROWS`, and their mean under that name: hooks and records get a number.
     """
+    inner = _of_batches(step_fn, priorities)
     if not earlier:
         return Lifted(
             init_fn=init_fn,
-            step_fn=_of_trajectories(step_fn),
+            step_fn=inner,
             user_state=lambda state: state,
             earlier=lambda state, newest: {},
         )
@@ -65,8 +78,6 @@ def lifted(
             lambda x: jnp.broadcast_to(x, (earlier, *jnp.shape(x))), variables(state)
         )
         return {"state": state, "earlier": first}
-
-    inner = _of_trajectories(step_fn)
 
     @functools.wraps(step_fn)  # its signature shows if it takes a key
     def step(held: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -92,13 +103,17 @@ def lifted(
     )
 
 
-def _of_trajectories(step_fn: StepFn) -> StepFn:
+def _of_batches(step_fn: StepFn, priorities: str | None) -> StepFn:
     """Return a step that takes a batch of the learner, with policy lag as metrics."""
 
     @functools.wraps(step_fn)
     def step(state: PyTree, batch: PyTree, *key: jax.Array) -> tuple[PyTree, PyTree]:
-        state, metrics = step_fn(state, batch["trajectories"], *key)
-        return state, _joined(metrics, _lag_metrics(batch["version"]))
+        given = batch if "probability" in batch else batch["trajectories"]
+        state, metrics = step_fn(state, given, *key)
+        metrics = _joined(metrics, _lag_metrics(batch["version"]))
+        if priorities is not None:
+            metrics |= _priority_metrics(priorities, metrics, len(batch["version"]))
+        return state, metrics
 
     return step
 
@@ -115,11 +130,29 @@ def _joined(metrics: Any, lags: dict[str, Any]) -> dict[str, Any]:
 
 def _lag_metrics(version: jax.Array) -> dict[str, Any]:
     """Return metrics of the number of updates that a batch's trajectories missed."""
-    lag = step_number() - version
-    binned = jnp.clip(lag, 0, LAG_BINS - 1)
+    # Rows of a replay table may be of updates that a learner has yet to make again.
+    lag = jnp.maximum(step_number() - version, 0)
+    binned = jnp.minimum(lag, LAG_BINS - 1)
     counts = jnp.sum(jax.nn.one_hot(binned, LAG_BINS, dtype=jnp.float32), axis=0)
     return {
         "policy_lag": Mean(jnp.mean(lag.astype(jnp.float32)), jnp.float32(lag.size)),
         "policy_lag_max": Max(jnp.max(lag)),
         "policy_lag_histogram": Sum(counts),
     }
+
+
+def _priority_metrics(name: str, metrics: dict[str, Any], examples: int) -> PyTree:
+    """Return the priorities as rows, and as their mean, which is NaN if one is."""
+    metric = metrics.get(name)
+    if not isinstance(metric, Concat) or jnp.shape(metric.value) != (examples,):
+        found = f"a {type(metric).__name__}" if name in metrics else "none"
+        if isinstance(metric, Concat):
+            found = f"a Concat of {describe(metric.value)}"
+        raise ArgumentError(
+            f"`priorities` must name a metric with one number per example, {examples} "
+            f"here, got {found} for {name!r}. Return "
+            f'`{{"{name}": replicator.Concat(values)}}`.'
+        )
+    # A vector would be written to records entry by entry.
+    mean = Mean(jnp.mean(metric.value), jnp.float32(examples))
+    return {name: mean, ROWS: Concat(metric.value[:, None])}

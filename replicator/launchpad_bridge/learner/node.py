@@ -49,7 +49,9 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
     Args:
       step_fn: Step of one replica: takes a state and trajectories, leaves
         [B / replicas, ...], and maybe a key; returns the state and a dict of metrics.
-        Gradients are reduced by `replicator.wrap_optimizer`.
+        With a replay table it takes {"trajectories", "version", "probability"}: a
+        sample, and the probability with which each of its rows was drawn. Gradients
+        are reduced by `replicator.wrap_optimizer`.
       init_fn: Returns the state for a key.
       steps: Number of updates in all; None for as many as the program runs.
       batch_size: B, the number of trajectories in a global batch.
@@ -58,9 +60,13 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
       variables: `variables(state)` returns the variables for actors, by name;
         `{"params": state["params"]}` by default.
       table: Handle of a node that holds trajectories, or a `Deferred` that makes a
-        table in the learner; a queue of 4 B in the learner by default.
+        table in the learner; by default a queue in the learner, of four calls' rows.
       max_policy_lag: Updates that a trajectory may have missed when it is learnt from;
         older ones are dropped, and counted. None for any number.
+      priorities: Name of a metric of the step, a `Concat` with one number per example:
+        the priorities that go back to a replay table, in the background. Its mean is
+        the metric of that name in hooks and records.
+      samples_per_call: Batches that are taken out of the table by one call.
       fixed_lag: The `lag` of the `TrajectoryTurns`, if actors take turns. The state in
         hooks is then {"state": the user's, "earlier": earlier variables}.
       strategy: See `Replicator`. One that partitions takes one process and actors that
@@ -88,6 +94,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
         variables: VariablesOf = params_of,
         table: Any = None,
         max_policy_lag: int | None = None,
+        priorities: str | None = None,
+        samples_per_call: int = 1,
         fixed_lag: int | None = None,
         strategy: Strategy | Builder | None = None,
         seed: int = 0,
@@ -126,6 +134,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             processes=processes,
             variables=variables,
             max_policy_lag=max_policy_lag,
+            priorities=priorities,
+            samples_per_call=samples_per_call,
             fixed_lag=fixed_lag,
             strategy=strategy,
             run=RunOptions(
@@ -160,8 +170,9 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
             ),
         )
         if table is None:
-            table = Deferred(TrajectoryQueue, capacity=4 * batch_size)
-        _check_table(table)
+            capacity = 4 * batch_size * samples_per_call
+            table = Deferred(TrajectoryQueue, capacity=capacity)
+        _check_table(table, priorities)
         self._first = CourierNode(ReplicatedLearner, options, table=table)
         self._nodes: list[Node[Any]] = [self._first]
         if processes > 1:
@@ -203,11 +214,21 @@ class LearnerProcess(GroupMember[Any]):
         self._learner.belong_to(program, label)
 
 
-def _check_table(table: object) -> None:
+def _check_table(table: object, priorities: str | None) -> None:
     if not isinstance(table, Dereferenceable):
         raise ArgumentError(
             f"`table` must be a handle of a node, or a `Deferred`, got {table!r}. "
             "Write `lp.Deferred(lp.TrajectoryQueue, capacity=...)`."
+        )
+    made = table if isinstance(table, Deferred) else getattr(table, "node", None)
+    kind = getattr(made, "constructor", None)
+    if priorities is None or not isinstance(kind, type):
+        return  # what a function makes shows its methods when it is called
+    if not hasattr(kind, "update_priorities"):
+        raise ArgumentError(
+            f"`priorities` must be left out with a table that has no "
+            f"`update_priorities`, got {priorities!r} and a {kind.__name__}. Use an "
+            "`lp.ReplayTable`."
         )
 
 

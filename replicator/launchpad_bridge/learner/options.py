@@ -42,6 +42,8 @@ class LearnerOptions:
     fixed_lag: int | None
     strategy: Strategy | Builder | None
     run: RunOptions
+    priorities: str | None = None
+    samples_per_call: int = 1
 
     def __post_init__(self) -> None:
         check_function(
@@ -56,6 +58,7 @@ class LearnerOptions:
         for name, value in (("steps", self.run.steps), ("replicas", self.replicas)):
             if value is not None:
                 check_count(name, value)
+        check_kind("priorities", self.priorities, str)
         self._check_lags()
         self._check_strategy()
         self._check_cut()
@@ -158,17 +161,22 @@ class LearnerOptions:
                 )
 
     def _check_calls(self, steps_per_call: int) -> None:
-        check_count("steps_per_call", steps_per_call)
-        least = steps_per_call - 1
+        calls = {
+            "steps_per_call": steps_per_call,
+            "samples_per_call": self.samples_per_call,
+        }
+        for name, count in calls.items():
+            check_count(name, count)
+        # Variables are published behind each call only; all batches of a sample are
+        # taken before the first of them is learnt from.
+        steps, samples = calls.values()
+        least = samples - 1 + steps - math.gcd(samples, steps)
         lag = self.max_policy_lag if self.fixed_lag is None else self.fixed_lag
         is_enough = lag is None or (self.fixed_lag is None and lag >= least)
-        if least and not is_enough:
-            # Variables are published behind each call only.
-            raise _left_out(
-                "steps_per_call",
-                steps_per_call,
-                f"Use 1, or a `max_policy_lag` of {least} or more.",
-            )
+        for name, count in calls.items():
+            if count > 1 and not is_enough:
+                remedy = f"Use 1, or a `max_policy_lag` of {least} or more."
+                raise _left_out(name, count, remedy)
 
 
 def params_of(state: PyTree) -> dict[str, PyTree]:

@@ -10,10 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
+import jax.numpy as jnp
 import numpy as np
 
+from replicator.base.types import PyTree
 from replicator.launchpad_bridge.trajectories.table import Taken
 
+MEANS = ("episode_return", "episode_length")
 _LAST = 100
 """Number of episodes that means are taken over."""
 
@@ -28,6 +31,8 @@ class Played:
 
     Attributes:
       environment_steps: Steps of all environments together, without resets.
+      inserted: Rows inserted into a replay table since it was started: what it gives
+        out was given out before, so steps are not counted. None in other tables.
       episodes: Number of episodes that ended in inserted trajectories.
       returns: Returns of the last hundred of them.
       lengths: Lengths in steps of the last hundred in the batches taken.
@@ -39,20 +44,25 @@ class Played:
     returns: collections.deque[float] = dataclasses.field(default_factory=_window)
     lengths: collections.deque[float] = dataclasses.field(default_factory=_window)
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    inserted: int | None = None
 
-    def note(self, taken: Taken, dropped: Mapping[str, int]) -> None:
+    def note(self, taken: Taken, counts: Mapping[str, Any]) -> None:
         """Count the trajectories of a batch.
 
         Args:
           taken: Trajectories; steps and lengths are counted only if they have the
             leaves of `Actor`.
-          dropped: Counts of the table by now.
+          counts: Statistics of the table by now.
         """
+        dropped = counts.get("dropped", {})
         finite = [float(each) for each in taken.episodes if math.isfinite(each)]
         self.episodes += len(taken.episodes)
         self.returns.extend(finite)
         self.dropped = {reason: int(count) for reason, count in dropped.items()}
         rows = taken.trajectories
+        if taken.keys is not None:
+            self.inserted = int(counts.get("inserted", 0))
+            return
         if not (isinstance(rows, Mapping) and {"first", "last", "age"} <= rows.keys()):
             return
         self.environment_steps += int((~rows["first"][:, 1:]).sum())
@@ -64,11 +74,12 @@ class Played:
         >>> Played(episodes=3, environment_steps=60).numbers()
         {'episodes': 3, 'environment_steps': 60}
         """
-        means = {"episode_return": self.returns, "episode_length": self.lengths}
+        means = dict(zip(MEANS, (self.returns, self.lengths), strict=True))
+        steps = {"environment_steps": self.environment_steps}
         return {
             **{name: float(np.mean(each)) for name, each in means.items() if each},
             "episodes": self.episodes,
-            "environment_steps": self.environment_steps,
+            **(steps if self.inserted is None else {"inserted": self.inserted}),
             **({"dropped": dict(self.dropped)} if self.dropped else {}),
         }
 
@@ -86,3 +97,17 @@ class Played:
         """
         windows = {name: _window(saved[name]) for name in ("returns", "lengths")}
         return cls(**{**saved, **windows})
+
+
+def as_example(numbers: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the means of episodes as a batch of one, and flags of those known."""
+    found = [(numbers.get(name, 0.0), name in numbers) for name in MEANS]
+    means, known = np.array(found, np.float32).T
+    return {"means": means[None], "known": known[None]}
+
+
+def evaluate_means(state: PyTree, acted: PyTree) -> PyTree:
+    """Evaluate `as_example`: NaN, which ranks last, for a mean not known yet."""
+    del state
+    found = jnp.where(acted["known"] > 0, acted["means"], jnp.nan)
+    return {name: found[:, place] for place, name in enumerate(MEANS)}

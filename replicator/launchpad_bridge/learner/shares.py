@@ -8,6 +8,7 @@ checkpoint was requested.
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -77,12 +78,17 @@ class Shares(Iterator[PyTree]):
     Args:
       batches: Iterator of whole batches; `get_state` returns its position.
       processes: Number of processes that share them.
+      accumulate: Microbatches of a batch. Each process cuts its own rows into them, so
+        it gets a part of each: microbatch j holds the j-th part of the batch.
       saves: Read for each batch: whether to save behind it.
     """
 
-    def __init__(self, batches: Any, processes: int, saves: Saves) -> None:
+    def __init__(
+        self, batches: Any, processes: int, saves: Saves, *, accumulate: int = 1
+    ) -> None:
         self._batches = batches
         self._processes = processes
+        self._accumulate = accumulate
         self._saves = saves
         # Guards `_parts` and `_ended`; nothing is called while it is held.
         self._changed = threading.Condition()
@@ -108,7 +114,7 @@ class Shares(Iterator[PyTree]):
         state = self._batches.get_state()
         parts = [
             BatchShare(batch=part, state=state, is_saved=is_saved)
-            for part in _cut(batch, self._processes)
+            for part in _cut(batch, self._processes, self._accumulate)
         ]
         if len(parts) > 1:
             with self._changed:
@@ -201,10 +207,14 @@ class SharedBatches(Iterator[PyTree]):
         self._state = state
 
 
-def _cut(batch: PyTree, parts: int) -> list[PyTree]:
-    """Return equal ranges of rows, in order."""
-    size = jax.tree.leaves(batch)[0].shape[0] // parts
-    return [
-        jax.tree.map(lambda leaf: leaf[part * size : (part + 1) * size], batch)  # noqa: B023
-        for part in range(parts)
-    ]
+def _cut(batch: PyTree, parts: int, accumulate: int) -> list[PyTree]:
+    """Return each process's rows: an equal range of each microbatch, in order."""
+    if parts == 1:
+        return [batch]
+
+    def rows(leaf: Any, part: int) -> Any:
+        size = len(leaf) // (accumulate * parts)
+        ranges = leaf.reshape(accumulate, parts, size, *leaf.shape[1:])
+        return ranges[:, part].reshape(accumulate * size, *leaf.shape[1:])
+
+    return [jax.tree.map(partial(rows, part=part), batch) for part in range(parts)]

@@ -5,6 +5,7 @@ with each the position of the input after it. A checkpoint holds that position: 
 actors take turns, the cut behind the last batch that was learnt from.
 """
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from replicator.base.types import PyTree
@@ -43,6 +45,8 @@ _log = logging.getLogger(__name__)
 class TrajectoryBatches(Iterator[PyTree]):
     """Yields {"trajectories": leaves [B, ...], "version": int32 [B]} until a stop.
 
+    Those of a replay table have "probability", float32 [B], too.
+
     After a learner went back to a checkpoint, trajectories of versions that it has yet
     to reach again are dropped, and counted by the table: no policy lag is below 0, nor
     do variables that it had and lost pass for younger than they are. (Such trajectories
@@ -57,6 +61,10 @@ class TrajectoryBatches(Iterator[PyTree]):
       reached: `reached(version, timeout_s)` waits until the learner published it.
       max_policy_lag: Updates that a trajectory may have missed when it is learnt from;
         older ones are dropped. None for any number.
+      samples_per_call: Batches that are taken by one call. They are given out one by
+        one; those not given out yet are no part of its position.
+      note_keys: `note_keys(number, keys)` is called for each batch, before it is given
+        out, if its priorities are to go back to the table.
       numbers: `Played.numbers` of all batches taken.
       table_counts: Counts of the table at the last call for a batch.
     """
@@ -67,12 +75,15 @@ class TrajectoryBatches(Iterator[PyTree]):
     is_stopping: Callable[[], bool]
     reached: Callable[[int, float], bool]
     max_policy_lag: int | None = None
+    samples_per_call: int = 1
+    note_keys: Callable[[int, np.ndarray], None] | None = None
 
     def __post_init__(self) -> None:
         self._number = 0  # of the next batch, and so of its update
         # Of the last batch, as JSON, as `get_state` returns it.
         self._cut: dict[str, Any] | None = None
         self._has_begun = False
+        self._waiting: collections.deque[Taken] = collections.deque()
         self._played = Played()
         # Read by other threads, too: replaced, never changed.
         self.numbers = self._played.numbers()
@@ -91,14 +102,17 @@ class TrajectoryBatches(Iterator[PyTree]):
         """
         started_s = warned_s = time.monotonic()
         while not self.is_stopping():
-            lag = self.max_policy_lag
-            oldest = None if lag is None else max(self._number - lag, 0)
+            if self._waiting:
+                return self._batch(self._waiting.popleft())
+            lag, last = self.max_policy_lag, self._number + self.samples_per_call - 1
+            oldest = None if lag is None else max(last - lag, 0)
             if oldest is None or self.reached(oldest, LOOK_S):
                 taken, lost = self._try_to_take(oldest)
             else:  # trajectories in the table would be too old by then
                 taken, lost = None, f"the learner has not published version {oldest}"
             if taken is not None:
-                return self._batch(taken)
+                self._waiting.extend(_split(taken, self.samples_per_call))
+                continue
             now_s = time.monotonic()
             if now_s - warned_s >= _WARN_S:
                 warned_s = now_s
@@ -119,7 +133,7 @@ class TrajectoryBatches(Iterator[PyTree]):
             # published version would be too strict: later ones come while this waits.)
             taken = self._call(
                 "take",
-                count=self.batch_size,
+                count=self.batch_size * self.samples_per_call,
                 oldest=oldest,
                 newest=self._number,
                 timeout_s=LOOK_S,
@@ -134,9 +148,7 @@ class TrajectoryBatches(Iterator[PyTree]):
         return taken, None
 
     def _call(self, method: str, **kwargs: Any) -> Any:
-        if isinstance(self.table, Client):  # which waits for a server that is gone
-            return self.table.call(method, (), kwargs, timeout_s=_CALL_S)
-        return getattr(self.table, method)(**kwargs)
+        return call_table(self.table, method, **kwargs)
 
     def _batch(self, taken: Taken) -> PyTree:
         if taken.cut is not None and taken.cut.batch != self._number + 1:
@@ -145,12 +157,22 @@ class TrajectoryBatches(Iterator[PyTree]):
                 f"{taken.cut.batch - 1}: another learner takes from it. Give each "
                 "learner a table of its own."
             )
+        if self.note_keys is not None:
+            if taken.keys is None:
+                raise ArgumentError(
+                    "`priorities` must go back to a replay table, got one whose samples"
+                    " have no keys. Use `lp.ReplayTable`, or leave `priorities` out."
+                )
+            self.note_keys(self._number, taken.keys)
         self._number += 1
         self._cut = taken.cut and taken.cut.to_json()
-        self._played.note(taken, self.table_counts.get("dropped", {}))
+        self._played.note(taken, self.table_counts)
         self.numbers = self._played.numbers()
         version = np.asarray(taken.versions, np.int32)
-        return {"trajectories": taken.trajectories, "version": version}
+        batch = {"trajectories": taken.trajectories, "version": version}
+        if taken.probabilities is not None:
+            batch["probability"] = np.asarray(taken.probabilities, np.float32)
+        return batch
 
     def get_state(self) -> dict[str, Any]:
         """Return its position, as plain JSON, for a checkpoint."""
@@ -159,9 +181,43 @@ class TrajectoryBatches(Iterator[PyTree]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from a position of `get_state`, which the table gets by `begin`."""
+        self._waiting.clear()
         self._number = state["batch"]
         self._cut = state["cut"]
         if "played" in state:  # not in older checkpoints
             self._played = Played.from_json(state["played"])
             self.numbers = self._played.numbers()
         self._has_begun = False
+
+
+def call_table(table: Any, method: str, **kwargs: Any) -> Any:
+    """Call a method of a table, or of a client of one; wait for one that is gone.
+
+    Raises:
+      Exception: Any error of the method, or one of `GONE`.
+    """
+    if isinstance(table, Client):
+        return table.call(method, (), kwargs, timeout_s=_CALL_S)
+    return getattr(table, method)(**kwargs)
+
+
+def _split(taken: Taken, parts: int) -> list[Taken]:
+    """Return equal ranges of rows; the first one has the episodes."""
+    if parts == 1:
+        return [taken]
+    size = len(taken.versions) // parts
+
+    def rows(start: int) -> Taken:
+        def cut(leaf: Any) -> Any:
+            return None if leaf is None else leaf[start : start + size]
+
+        return dataclasses.replace(
+            taken,
+            trajectories=jax.tree.map(cut, taken.trajectories),
+            versions=cut(taken.versions),
+            episodes=taken.episodes if start == 0 else (),
+            keys=cut(taken.keys),
+            probabilities=cut(taken.probabilities),
+        )
+
+    return [rows(size * part) for part in range(parts)]

@@ -105,6 +105,11 @@ class PyClassNode(PyNode[HandleT, Any], Generic[HandleT, Worked]):
         self._instance: Worked | None = None
         self._is_constructed = False
 
+    @property
+    def constructor(self) -> Callable[..., Worked]:
+        """Return the class or function that makes the object."""
+        return self._function
+
     def disable_run(self) -> None:
         """Only make the object: a test calls its methods, step by step."""
         self._should_run = False

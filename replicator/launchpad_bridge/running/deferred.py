@@ -53,6 +53,11 @@ class Deferred(Composite[Made], Generic[Made]):
         self._forget()
 
     @property
+    def constructor(self) -> Callable[..., Made]:
+        """Return the class or function that makes the object."""
+        return self._constructor
+
+    @property
     def arguments(self) -> Arguments:
         """Return the arguments, which may hold handles."""
         return (self._args, self._kwargs)

@@ -63,22 +63,21 @@ def _is_cut(value: Any) -> bool:
     )
 
 
-INSERT = rules.accepts(
-    TrajectoryError,
-    "actor",
-    trajectories=ROWS._replace(remedy="Change what this actor inserts."),
-    actor=rules.text(),
+INSERT_RULES = {
+    "trajectories": ROWS._replace(remedy="Change what this actor inserts."),
+    "actor": rules.text(),
     # A learner's batches have them as int32.
-    version=rules.whole(0, (1 << 31) - 1)._replace(
+    "version": rules.whole(0, (1 << 31) - 1)._replace(
         remedy="Pass that of the variables it acted with."
     ),
-    number=_NUMBER,
-    snapshot=rules.blob(1 << 30)._replace(remedy="Pass None for none."),
-    episodes=_RETURNS._replace(
+    "number": _NUMBER,
+    "snapshot": rules.blob(1 << 30)._replace(remedy="Pass None for none."),
+    "episodes": _RETURNS._replace(
         # An array as well, as gymnasium gives them.
         is_right=lambda value: _RETURNS.is_right(value) or _ARRAY.is_right(value)
     ),
-)
+}
+INSERT = rules.accepts(TrajectoryError, "actor", **INSERT_RULES)
 TURN = rules.accepts(actor=rules.text())
 TAKE = rules.accepts(
     count=rules.whole(1, (1 << 31) - 1),

@@ -80,7 +80,12 @@ class RowChecks:
             self._expected = _Expected(form, places)
 
     def check(
-        self, trajectories: PyTree, *, actor: str, fits: Callable[[int], None]
+        self,
+        trajectories: PyTree,
+        *,
+        actor: str,
+        fits: Callable[[int], None],
+        beside: Sequence[np.ndarray] = (),
     ) -> tuple[RowMemory, list[np.ndarray]]:
         """Return the trajectories that may be inserted, as a learner can use them.
 
@@ -91,9 +96,11 @@ class RowChecks:
           trajectories: Leaves [n, ...].
           actor: Actor that inserts them.
           fits: Called with their number; raises where the table cannot take them.
+          beside: More arrays of one element for each, as `fits` has to check.
 
         Returns:
-          Memory of the table to write them to, and leaves [n, ...]; n may be 0.
+          Memory of the table to write them to, and leaves [n, ...], those of `beside`
+          last; n may be 0.
 
         Raises:
           TrajectoryError: They have another form than the first, or are not finite.
@@ -113,6 +120,7 @@ class RowChecks:
                 self._nonfinite += int((~is_finite).sum())
             if memory is None:
                 raise _nonfinite(expected, leaves, is_finite, actor)
+            leaves = [*leaves, *beside]
             if self._on_nonfinite == "skip" and not is_finite.all():
                 leaves = [leaf[is_finite] for leaf in leaves]
             return memory, leaves

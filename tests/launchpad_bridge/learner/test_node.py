@@ -59,6 +59,11 @@ REFUSED = [
     ({"strategy": FSDP, "fixed_lag": 0}, "`fixed_lag` must be left out .* got 0"),
     ({"steps_per_call": 2, "fixed_lag": 1}, "`steps_per_call` must be left out"),
     ({"steps_per_call": 3, "max_policy_lag": 1}, "a `max_policy_lag` of 2 or more"),
+    ({"samples_per_call": 0}, "`samples_per_call` must be"),
+    ({"samples_per_call": 2, "fixed_lag": 1}, "`samples_per_call` must be left out"),
+    ({"samples_per_call": 3, "max_policy_lag": 1}, "a `max_policy_lag` of 2 or more"),
+    ({"priorities": 3}, "`priorities` must be a `str`, got 3"),
+    ({"priorities": "p"}, "table that has no `update_priorities`, got 'p' and a Traj"),
 ]
 
 

@@ -30,7 +30,7 @@ def taken(count, *, length=7):
 def played(batches):
     found = Played()
     for number, each in enumerate(batches):
-        found.note(each, {"too_old": number})
+        found.note(each, {"dropped": {"too_old": number}})
     return found
 
 

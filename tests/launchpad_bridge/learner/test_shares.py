@@ -1,5 +1,6 @@
 """Processes of a learner wait for their rows as long as somebody waits for them."""
 
+import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
@@ -20,6 +21,22 @@ class First:
 
     def share(self, process, number, timeout_s):
         return self._shares.share(process, number, timeout_s)
+
+
+class Batches:
+    """One batch of a learner, again and again."""
+
+    def __next__(self):
+        return {"x": np.arange(8)}
+
+    def get_state(self):
+        return {"batch": 0}
+
+
+def test_each_process_gets_its_part_of_each_microbatch():
+    shares = Shares(Batches(), 2, Saves(10, None), accumulate=2)
+    assert next(shares)["x"].tolist() == [0, 1, 4, 5]
+    assert shares.share(1, 0, 0.0).batch["x"].tolist() == [2, 3, 6, 7]
 
 
 def test_a_wait_for_rows_ends_when_the_caller_goes():

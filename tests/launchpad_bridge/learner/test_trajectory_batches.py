@@ -65,6 +65,40 @@ def test_nothing_is_taken_before_it_could_be_new_enough():
     assert asked == [1, 1, 1, 1]
 
 
+class Counted(TrajectoryQueue):
+    """A queue that notes the calls for its batches."""
+
+    def __init__(self):
+        super().__init__(capacity=16)
+        self.calls = []
+
+    def take(self, count, **options):
+        self.calls.append((count, options["oldest"]))
+        return super().take(count, **options)
+
+
+def test_batches_of_one_call_are_given_out_one_by_one_each_with_its_position():
+    queue = Counted()
+    queue.insert(rows(0, 1, 2, 3), actor="actor/0", version=0, episodes=[7.0])
+    batches = batches_of(queue, 1, samples_per_call=4, max_policy_lag=3)
+    found = []
+    for _ in range(4):
+        found += ids(next(batches))
+        state = batches.get_state()
+        assert state["batch"] == len(found)
+        assert state["played"]["episodes"] == 1
+    assert found == [0, 1, 2, 3]
+    assert queue.calls == [(4, 0)]
+
+
+def test_no_batch_of_a_call_is_older_than_the_last_update_of_them_allows():
+    queue = queue_of(3, 4, 4, 3, 4, 4)
+    batches = batches_of(queue, 2, samples_per_call=2, max_policy_lag=1)
+    batches.set_state({"batch": 4, "cut": None})
+    assert next_ids(batches, 2) == [[4, 4], [4, 4]]
+    assert queue.statistics()["dropped"]["too_old"] == 2
+
+
 def test_a_batch_says_by_which_versions_it_was_acted():
     batches = batches_of(queue_of(3, 4), 2)
     batches.set_state({"batch": 4, "cut": None})

@@ -1,9 +1,11 @@
-"""Both tables, and what the tests put into them."""
+"""All tables, and what the tests put into them."""
 
+import functools
 import threading
 
 import numpy as np
 
+import replicator.launchpad_bridge as lp
 from replicator.launchpad_bridge.trajectories.trajectory_queue import TrajectoryQueue
 from replicator.launchpad_bridge.trajectories.trajectory_turns import TrajectoryTurns
 
@@ -33,8 +35,10 @@ def ids_of(taken):
 class FreeDriver:
     """Inserts into a queue as actors do; two trajectories at once."""
 
+    make_table, capacity = TrajectoryQueue, 64
+
     def __init__(self, **options):
-        self.table = TrajectoryQueue(**{"capacity": 64} | options)
+        self.table = self.make_table(**{"capacity": self.capacity} | options)
         self._lock = threading.Lock()
         self._next = {}
 
@@ -47,6 +51,15 @@ class FreeDriver:
         arguments = {"trajectories": rows(*ids), "actor": actor, "version": 0}
         self.table.insert(**arguments | changes)
         return ids
+
+
+class ReplayDriver(FreeDriver):
+    """Inserts into a replay table that gives each row out once, oldest first."""
+
+    capacity = 1024  # it never blocks
+    make_table = staticmethod(
+        functools.partial(lp.ReplayTable, sampler=lp.fifo(), max_times_sampled=1)
+    )
 
 
 class TurnsDriver:
@@ -76,3 +89,9 @@ def ids_at(actor, number):
     """Return the ids of the two trajectories of an actor's turn."""
     first = 1000 * ACTORS.index(actor) + 2 * number
     return [first, first + 1]
+
+
+def left_in(table):
+    """Return the number of rows that wait to be taken."""
+    counts = table.statistics()
+    return counts["held"] if "held" in counts else counts["waiting"]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import replicator.launchpad_bridge as lp
 from replicator import rpc
 from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.trajectories import arguments, row_checks
@@ -22,13 +23,15 @@ from tests.launchpad_bridge.trajectories.tables import (
     ACTORS,
     SOON_S,
     FreeDriver,
+    ReplayDriver,
     TurnsDriver,
     ids_at,
     ids_of,
+    left_in,
     rows,
 )
 
-DRIVERS = {"queue": FreeDriver, "turns": TurnsDriver}
+DRIVERS = {"queue": FreeDriver, "turns": TurnsDriver, "replay": ReplayDriver}
 
 
 @pytest.fixture(params=DRIVERS)
@@ -48,7 +51,7 @@ def test_too_few_trajectories_are_not_taken_and_stay(make):
     driver = make()
     driver.insert("actor/0")
     assert driver.table.take(6, timeout_s=0.01) is None
-    assert driver.table.statistics()["waiting"] == 2
+    assert left_in(driver.table) == 2
 
 
 def test_a_batch_belongs_to_who_took_it(make):
@@ -358,10 +361,12 @@ def test_many_threads_insert_and_each_trajectory_comes_out_once(make):
     assert sorted(i for batch in batches for i in batch) == inserted
     counts = driver.table.statistics()
     assert (counts["inserted"], counts["taken"]) == (6 * count, 6 * count)
-    assert counts["waiting"] == 0
+    assert left_in(driver.table) == 0
 
 
+ONE_EACH = lp.RateLimiter(min_size=1, samples_per_insert=1, error=7)
 FULL = {
+    "replay": (lambda: ReplayDriver(capacity=16, limiter=ONE_EACH), 4),
     "queue": (lambda: FreeDriver(capacity=8), 4),
     "turns": (lambda: TurnsDriver(lag=0), 2),
 }
@@ -412,7 +417,7 @@ def test_a_blocked_insert_gives_up_before_its_deadline_and_says_why(full):
                 client.call("insert", [], arguments, timeout_s=timeout_s)
             if isinstance(late.value, TableTimeoutError):
                 break
-    assert re.search(r"8 of 8 wait|2 of 6 turns", str(late.value))
+    assert re.search(r"8 of 8 wait|2 of 6 turns|8 rows inserted, 0", str(late.value))
 
 
 def test_a_blocked_insert_ends_when_its_caller_is_gone(full):

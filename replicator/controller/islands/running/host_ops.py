@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from replicator.controller.islands.waiting.dispatched import SliceThread
+from replicator.controller.islands.waiting.outcome import Outcome
 
 
 class HostArray:
@@ -41,7 +42,7 @@ def call_on_host(
     thread: "SliceThread[Callable[[], None]]",
     run: Callable[..., Sequence[np.ndarray]],
     arrays: Sequence[Any],
-    inputs: Sequence["Future[None]"],
+    inputs: Sequence[Outcome],
     place: Callable[[Sequence[np.ndarray]], Sequence[Any]],
     count: int,
 ) -> list[Any]:
@@ -62,7 +63,8 @@ def call_on_host(
     def call() -> None:
         try:
             for each in inputs:
-                each.result()
+                if (error := each.exception()) is not None:
+                    raise error
             results = [None, *place(run(*map(np.asarray, kept)))]
         except BaseException as error:  # whatever a user's function raises
             # JAX passes over an `AttributeError` of what it waits for, and by a

@@ -6,7 +6,6 @@ their shards and others never will, and then their collectives differ. So the pr
 of an island vote on each value, once, and take it if all have their shards.
 """
 
-import concurrent.futures
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from replicator.controller.islands.protocol import Key, ShardReceiver
+from replicator.controller.islands.waiting.outcome import Outcome, first_error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,14 +26,12 @@ class IslandValue:
     """
 
     array: Any
-    done: Future[None]
+    done: Outcome
 
 
 def lost_value(error: BaseException) -> IslandValue:
     """Return a value that will never be computed."""
-    done: Future[None] = Future()
-    done.set_exception(error)
-    return IslandValue(None, done)
+    return IslandValue(None, Outcome().end(error))
 
 
 class ArrivedShards:
@@ -113,15 +111,9 @@ class ArrivedShards:
             slot.set_result(lost_value(error))
 
 
-def first_error(inputs: Sequence[Future[None]]) -> BaseException | None:
-    """Return the error of an input that has failed."""
-    ended = (each.exception() for each in inputs if each.done())
-    return next((error for error in ended if error is not None), None)
-
-
-def _all_done(inputs: Sequence[Future[None]]) -> Future[None]:
+def _all_done(inputs: Sequence[Outcome]) -> Outcome:
     """Return what ends when all have ended; wait for them if there are several."""
-    if len(inputs) > 1:
-        concurrent.futures.wait(inputs)
+    for each in inputs if len(inputs) > 1 else ():
+        each.exception()
     failed = (each for each in inputs if each.done() and each.exception())
     return next(failed, inputs[0])

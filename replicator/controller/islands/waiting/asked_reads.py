@@ -23,6 +23,8 @@ class AskedReads:
 
     def computed(self, run: int, values: Sequence[int]) -> list[list[Key]]:
         """Take it that values of a run are computed; return the reads that are done."""
+        if not self._reads:
+            return []
         made = {(run, value) for value in values}
         for _, missing in self._reads:
             missing -= made

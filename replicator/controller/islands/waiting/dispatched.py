@@ -1,13 +1,19 @@
 """What an island dispatched, and the threads that wait until it is computed."""
 
+import contextlib
 import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+import jax
+
+from replicator.controller.islands.waiting.outcome import Outcome
+from replicator.engine.run_ahead import MOST_ON_CPU
+
 Item = TypeVar("Item")
+_MOST_TOGETHER = MOST_ON_CPU // 2
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, slots=True)
@@ -20,19 +26,28 @@ class DispatchedOp:
       inputs: End when what it takes is computed.
       name: Its name, for errors.
       line: The user's line that called it.
-      token: Arrays of JAX that are there when it is computed.
+      token: What is there when it is computed: one array, or several.
+      is_passing: Whether the next one takes what it makes, and nothing else waits.
       error: Why it could not be dispatched.
       done: Ends when it is computed, with the error of the op that failed.
     """
 
     run: int
     outputs: Sequence[int]
-    inputs: Sequence[Future[None]]
+    inputs: Sequence[Outcome]
     name: str
     line: str
     token: Any = ()
+    is_passing: bool = False
     error: BaseException | None = None
-    done: Future[None] = dataclasses.field(default_factory=Future)
+    done: Outcome = dataclasses.field(default_factory=Outcome)
+
+    def wait(self) -> None:
+        """Wait until it is computed, and raise why it is not."""
+        if isinstance(self.token, (list, tuple)):
+            jax.block_until_ready(self.token)
+        else:
+            self.token.block_until_ready()
 
 
 class SliceThread(Generic[Item]):
@@ -62,3 +77,30 @@ class SliceThread(Generic[Item]):
         while (item := self._queue.get()) is not None:
             self._do(item)
             del item  # it would live until the next
+
+
+class WaitingThread(SliceThread[DispatchedOp]):
+    """A thread that waits for the ops of a slice; in a chain, for several at once.
+
+    To be woken takes as long as a small op. If one of them fails, so do those after it.
+    """
+
+    def _work(self) -> None:
+        while ops := self._next():
+            if len(ops) > 1:
+                with contextlib.suppress(Exception):
+                    ops[-1].wait()
+            while ops:  # none lives until the next
+                self._do(ops.pop(0))
+
+    def _next(self) -> list[DispatchedOp]:
+        """Return an op, and of a chain what is there behind it; none at the end."""
+        ops: list[DispatchedOp] = []
+        while (op := self._queue.get()) is not None:
+            ops.append(op)
+            is_last = not op.is_passing or len(ops) == _MOST_TOGETHER
+            if is_last or self._queue.empty():
+                return ops
+        if ops:
+            self._queue.put(None)  # for the next turn
+        return ops

@@ -1,0 +1,258 @@
+"""Records of the rows that a replay table holds: keys, versions and priorities.
+
+    reserve ── (the table copies the rows) ── publish ──▶ held ── draw ──▶ held
+       ▲                                                    │           └─▶ used up
+       └── free ◀── release ◀───────────────────────────────┴── make room
+
+It knows neither threads nor the contents of rows. The key of a row is a multiple of a
+power of two plus the number of its place, so a key leads to its place without a search;
+each use of a place has a key of its own.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from replicator.launchpad_bridge.replay.removers import REMOVERS, RemoverName
+from replicator.launchpad_bridge.replay.samplers import ReplaySampler
+
+_GONE = -1  # in place of the key of a row
+
+
+class DrawnRows(NamedTuple):
+    """Rows for a batch.
+
+    Attributes:
+      slots: Their places, int64 [n].
+      keys: int64 [n].
+      versions: int64 [n].
+      probabilities: float64 [n], with which each was drawn.
+      used_up: Places of those that are no longer held, int64 [m]; to be released once
+        they are read.
+    """
+
+    slots: np.ndarray
+    keys: np.ndarray
+    versions: np.ndarray
+    probabilities: np.ndarray
+    used_up: np.ndarray
+
+
+class HeldRows:
+    """Records of the rows of a table; for one thread at a time.
+
+    Attributes:
+      held: Number of rows.
+      largest: Largest priority that a row was given so far.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        sampler: ReplaySampler,
+        remover: RemoverName,
+        max_times_sampled: int | None,
+        first_key: int,
+    ) -> None:
+        """Make the records of an empty table; no key is below `first_key`."""
+        self.held = 0
+        self.largest = 0.0
+        self._capacity = capacity
+        self._sampler = sampler
+        self._draws = sampler.start(capacity)
+        self._removal = REMOVERS[remover](capacity)
+        self._free = deque(range(capacity))
+        self._places = 1 << (capacity - 1).bit_length()
+        self.keys = np.full(capacity, _GONE, np.int64)
+        start = -(-first_key // self._places) * self._places
+        self._next_keys = start + np.arange(capacity)
+        self.versions = np.zeros(capacity, np.int64)
+        self.priorities = np.zeros(capacity)
+        self._serials = np.zeros(capacity, np.int64)  # order of insertion
+        self._next_serial = 0
+        self._most_times = max_times_sampled
+        self._left = None if max_times_sampled is None else np.zeros(capacity, np.int64)
+        self._oldest: int | None = None  # lowest version that is drawn
+        self._is_drawn = np.zeros(capacity, bool)  # a row, and not below `_oldest`
+        self._lowest_drawn = 0  # no version that is drawn is below
+
+    @property
+    def drawable(self) -> int:
+        """Number of rows that may be drawn."""
+        return self._draws.size
+
+    @property
+    def too_old(self) -> int:
+        """Number of rows below the lowest version that is drawn."""
+        return self.held - int(np.count_nonzero(self._is_drawn))
+
+    @property
+    def room(self) -> int:
+        """Number of rows that `reserve` may be asked for."""
+        return len(self._free) + self.held
+
+    def can_draw(self, count: int) -> bool:
+        """Return whether as many rows can be drawn."""
+        if self._left is None or self._draws.size >= count:
+            return self._draws.size > 0
+        return int(self._left[self._draws.rows()].sum()) >= count
+
+    def missing(self, count: int) -> str | None:
+        """Return why as many rows cannot be drawn; None if they can."""
+        if self.can_draw(count):
+            return None
+        too_old = self.too_old
+        if not self._draws.size and too_old < self.held:
+            return f"a priority above 0: all of {self.held - too_old} rows have 0"
+        return f"rows that may be drawn: {too_old} of {self.held} are too old"
+
+    def reserve(self, count: int) -> tuple[np.ndarray, int]:
+        """Return free places, int64 [count], and how many rows went for them."""
+        lacking = max(count - len(self._free), 0)
+        if lacking:
+            slots = self._removal.pop(lacking)
+            self._forget(slots)
+            self._free.extend(slots.tolist())
+        return np.array([self._free.popleft() for _ in range(count)], np.int64), lacking
+
+    def publish(
+        self, slots: np.ndarray, version: int, priorities: np.ndarray | None
+    ) -> None:
+        """Hold the rows in reserved places, int64 [n], in this order.
+
+        Args:
+          slots: The places.
+          version: Version of the policy of all of them.
+          priorities: float64 [n]; None for the largest so far.
+        """
+        if priorities is None:
+            priorities = np.full(len(slots), self.largest or 1.0)
+        self.keys[slots] = self._next_keys[slots]
+        self._next_keys[slots] += self._places
+        self.versions[slots] = version
+        self.priorities[slots] = priorities
+        self._serials[slots] = self._next_serial + np.arange(len(slots))
+        self._next_serial += len(slots)
+        if self._left is not None and self._most_times is not None:
+            self._left[slots] = self._most_times
+        self.held += len(slots)
+        self.largest = max(self.largest, float(priorities.max(initial=0.0)))
+        self._removal.add(slots, priorities)
+        if self._oldest is None or version >= self._oldest:
+            self._lowest_drawn = min(self._lowest_drawn, version)
+            self._is_drawn[slots] = True
+            self._draws.add(slots, priorities)
+
+    def release(self, slots: np.ndarray) -> None:
+        """Give back places, int64 [n], that hold no row."""
+        self._free.extend(slots.tolist())
+
+    def draw(self, count: int, random: np.random.Generator) -> DrawnRows:
+        """Draw rows, where `can_draw` allows it."""
+        slots, probabilities = self._draws.draw(random.random(count), self._left)
+        if self._left is None:
+            return self._drawn(slots, probabilities)
+        parts: list[DrawnRows] = []
+        while True:
+            # A row that is drawn too often is drawn again: as if one were drawn after
+            # the other, each from what is left.
+            is_left = _times_before(slots) < self._left[slots]
+            slots, probabilities = slots[is_left], probabilities[is_left]
+            np.subtract.at(self._left, slots, 1)
+            parts.append(self._drawn(slots, probabilities))
+            self.remove(parts[-1].used_up)
+            count -= len(slots)
+            if not count:
+                return DrawnRows(*map(np.concatenate, zip(*parts, strict=True)))
+            slots, probabilities = self._draws.draw(random.random(count), self._left)
+
+    def remove(self, slots: np.ndarray) -> None:
+        """Hold rows no longer, int64 [n]; their places are free once released."""
+        self._removal.remove(slots)
+        self._forget(slots)
+
+    def update(self, keys: np.ndarray, priorities: np.ndarray) -> int:
+        """Give rows other priorities; return how many keys are of rows that went.
+
+        Args:
+          keys: int64 [n].
+          priorities: float64 [n]; of one key twice the last counts.
+        """
+        slots = keys & (self._places - 1)
+        is_held = self.keys.take(slots, mode="clip") == keys
+        late = len(keys) - int(np.count_nonzero(is_held))
+        if late:
+            slots, priorities = slots[is_held], priorities[is_held]
+        if not len(slots):
+            return late
+        slots, last = np.unique(slots[::-1], return_index=True)
+        priorities = priorities[::-1][last]
+        self.largest = max(self.largest, float(priorities.max()))
+        self.priorities[slots] = priorities
+        self._removal.update(slots, priorities)
+        if self._oldest is not None:
+            is_drawn = self._is_drawn[slots]
+            slots, priorities = slots[is_drawn], priorities[is_drawn]
+        self._draws.update(slots, priorities)
+        return late
+
+    def was_given(self, keys: np.ndarray) -> np.ndarray:
+        """Return which keys, int64 [n], may be of a row: bool [n]."""
+        slots = keys & (self._places - 1)
+        newest = self._next_keys.take(slots, mode="clip")
+        return (keys >= 0) & (slots < self._capacity) & (keys < newest)
+
+    def draw_from(self, oldest: int | None) -> None:
+        """Draw no rows of a version below `oldest` from now on; None: draw any."""
+        before, self._oldest = self._oldest, oldest
+        if oldest == before:
+            return
+        if oldest is None or (before is not None and oldest < before):
+            self._begin_draws()
+        elif oldest > self._lowest_drawn:
+            slots = np.flatnonzero(self._is_drawn & (self.versions < oldest))
+            self._is_drawn[slots] = False
+            self._draws.remove(slots)
+            drawn = self.versions[self._is_drawn]
+            self._lowest_drawn = int(drawn.min(initial=1 << 62))
+
+    def _begin_draws(self) -> None:
+        """Make the sampler's state anew, over all rows that may be drawn."""
+        lowest = -1 if self._oldest is None else self._oldest
+        self._is_drawn = (self.keys != _GONE) & (self.versions >= lowest)
+        slots = np.flatnonzero(self._is_drawn)
+        slots = slots[np.argsort(self._serials[slots])]
+        self._lowest_drawn = int(self.versions[slots].min(initial=1 << 62))
+        self._draws = self._sampler.start(self._capacity)
+        self._draws.add(slots, self.priorities[slots])
+
+    def _drawn(self, slots: np.ndarray, probabilities: np.ndarray) -> DrawnRows:
+        used_up = slots[:0]
+        if self._left is not None:
+            used_up = np.unique(slots[self._left[slots] == 0])
+        return DrawnRows(
+            slots, self.keys[slots], self.versions[slots], probabilities, used_up
+        )
+
+    def _forget(self, slots: np.ndarray) -> None:
+        """Hold rows, int64 [n], that the remover knows no longer, no longer."""
+        self.keys[slots] = _GONE
+        self.held -= len(slots)
+        self._draws.remove(slots[self._is_drawn[slots]])
+        self._is_drawn[slots] = False
+
+
+def _times_before(slots: np.ndarray) -> np.ndarray:
+    """Return how often each number occurs before its place.
+
+    >>> _times_before(np.array([5, 3, 5, 5]))
+    array([0, 0, 1, 2])
+    """
+    order = np.argsort(slots, kind="stable")
+    ordered = slots[order]
+    firsts = np.searchsorted(ordered, ordered)
+    times = np.empty(len(slots), np.int64)
+    times[order] = np.arange(len(slots)) - firsts
+    return times

@@ -1,0 +1,392 @@
+"""A table whose rows stay after they were drawn, for learners off policy.
+
+    insert ── check ── wait for the limiter ── reserve places ── copy ── publish
+                                   │ none free: the remover's choice goes
+    take ── wait for rows and limiter ── draw, with replacement ── copy ──▶ batch, keys
+                                   │ drawn max_times_sampled times: it goes
+    update_priorities(keys) ───────┘ of rows that went: counted, not applied
+
+Memory for all rows is there from the first insert on; rows are copied into it, and out
+of it, without the lock.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from replicator.base.types import PyTree
+from replicator.errors import (
+    ArgumentError,
+    check_count,
+    check_word,
+)
+from replicator.launchpad_bridge.replay.arguments import (
+    INSERT,
+    UPDATE_PRIORITIES,
+    check_count_of,
+    check_options,
+    checked_priorities,
+    checked_updates,
+)
+from replicator.launchpad_bridge.replay.held_rows import HeldRows
+from replicator.launchpad_bridge.replay.rate_limiter import (
+    LimitedCounts,
+    RateLimiter,
+)
+from replicator.launchpad_bridge.replay.removers import RemoverName
+from replicator.launchpad_bridge.replay.samplers import ReplaySampler, uniform
+from replicator.launchpad_bridge.trajectories import arguments
+from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.row_checks import (
+    OnNonfinite,
+    RowChecks,
+    counts_refused,
+)
+from replicator.launchpad_bridge.trajectories.table import (
+    ActorTurn,
+    Cut,
+    TableTimeoutError,
+    Taken,
+)
+
+_UNIFORM, _UNLIMITED = uniform(), RateLimiter(min_size=1)
+_LOOK_S = 1.0  # between two looks at copies that end by themselves
+
+
+class ReplayTable:
+    """A `Table` that keeps its rows, and gives samples of them, with keys.
+
+    A row is one item: a transition, a sequence. A node of a program:
+    `lp.CourierNode(lp.ReplayTable, capacity=1_000_000, sampler=lp.prioritised())`.
+
+    >>> table = ReplayTable(1_000)
+    >>> reward = np.zeros((2, 20), np.float32)
+    >>> table.insert({"reward": reward}, actor="actor/0", version=3, priorities=[1, 4])
+    ActorTurn(number=None, version=None, snapshot=None)
+    >>> taken = table.take(4, timeout_s=1)
+    >>> taken.probabilities
+    array([0.5, 0.5, 0.5, 0.5])
+    >>> table.update_priorities(taken.keys, np.ones(4))
+    """
+
+    # Of its server: inserts that wait for the learner must leave a thread for `take`.
+    thread_pool_size = 1024
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        sampler: ReplaySampler = _UNIFORM,
+        remover: RemoverName = "oldest",
+        limiter: RateLimiter = _UNLIMITED,
+        max_times_sampled: int | None = None,
+        like: PyTree = None,
+        finite: Sequence[str] | None = None,
+        on_nonfinite: OnNonfinite = "skip",
+        seed: int = 0,
+    ) -> None:
+        """Make an empty table.
+
+        Args:
+          capacity: Number of rows that it holds; at least a batch, and an insert.
+          sampler: Which rows are drawn: `lp.uniform()` by default,
+            `lp.prioritised(exponent)`, `lp.fifo()`, `lp.lifo()`.
+          remover: Which row goes where one is inserted into a full table: the
+            `"oldest"`, or that of the `"lowest"` priority.
+          limiter: Rows that are drawn for each that is inserted; by default any number,
+            once there is one row.
+          max_times_sampled: How often a row may be drawn; then it goes. None for any
+            number.
+          like: One row, leaves without the first axis, as arrays or
+            `jax.ShapeDtypeStruct`s; by default the first that is inserted.
+          finite: Names of leaves that must be finite; a name covers all below it.
+            By default `reward`, and `observation` where there is one.
+          on_nonfinite: `"skip"` drops a row with NaN or infinity in them, `"keep"` only
+            counts it, `"raise"` raises at its actor.
+          seed: Seed of the draws.
+
+        Raises:
+          ArgumentError: An argument breaks its rule.
+        """
+        check_options(capacity, sampler, remover, limiter, max_times_sampled)
+        check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
+        check_count("seed", seed, "Use 0.", least=0)
+        self._checks = RowChecks(capacity, like, finite, on_nonfinite)
+        self._capacity = capacity
+        self._limited = LimitedCounts(limiter)
+        self._drops_nonfinite = on_nonfinite == "skip"
+        # Guards all below; both conditions share it. The lock of `_checks` is never
+        # held together with it. Contents of rows are copied without it: an insert owns
+        # the places that it reserved, and waits until nobody reads them any longer.
+        lock = threading.Lock()
+        self._may_insert = threading.Condition(lock)
+        self._may_take = threading.Condition(lock)
+        self._rows = HeldRows(
+            capacity,
+            sampler=sampler,
+            remover=remover,
+            max_times_sampled=max_times_sampled,
+            # Also after a restart no key is used again: no table inserts a row a ns.
+            first_key=time.time_ns(),
+        )
+        self._random = np.random.default_rng(seed)
+        self._memory: Any = None  # set with the first rows, before any can be drawn
+        self._reads: dict[object, np.ndarray] = {}  # places that are being copied
+        # Inserts that wait: first come, first served, or large ones starve.
+        self._line: collections.deque[object] = collections.deque()
+        self._episodes: collections.deque[float] = collections.deque(
+            maxlen=arguments.MOST_EPISODES
+        )
+        self._counts = {"episodes": 0, "updated": 0, "late": 0}
+        self._dropped = {"full": 0, "used_up": 0}
+        self._blocked_s = self._waited_s = 0.0
+        self._waits_for: str | None = None
+
+    @counts_refused
+    @INSERT
+    def insert(
+        self,
+        trajectories: PyTree,
+        *,
+        actor: str,
+        version: int,
+        number: int | None = None,
+        snapshot: bytes | None = None,
+        episodes: Sequence[float] = (),
+        priorities: Sequence[float] | np.ndarray | None = None,
+    ) -> ActorTurn:
+        """Take in rows, all or none but for skipped ones; see `Table.insert`.
+
+        `number` and `snapshot` are not used: actors take no turns. `priorities` has one
+        for each row, finite and at least 0; by default it is the largest that any row
+        was given so far, 1 in a new table.
+
+        Raises:
+          TrajectoryError: A priority breaks its rule.
+          ArgumentError: They are too many for `capacity`, or for the limiter, beside
+            batches as large as the largest so far.
+        """
+        beside = checked_priorities(priorities, actor)
+        memory, leaves = self._checks.check(
+            trajectories,
+            actor=actor,
+            fits=lambda count: self._check_insert(count, beside, actor),
+            beside=beside,
+        )
+        given = leaves.pop() if beside else None
+        returns = [float(each) for each in episodes]
+        if self._drops_nonfinite:
+            returns = [each for each in returns if np.isfinite(each)]
+        count = len(leaves[0])
+        slots = self._reserve(count, actor)
+        try:
+            memory.write(slots, leaves)
+        except BaseException:  # no memory for a copy
+            with self._may_insert:
+                self._rows.release(slots)
+                self._limited.writing -= count
+            raise
+        with self._may_take:
+            self._memory = memory
+            self._limited.writing -= count
+            self._rows.publish(slots, int(version), given)
+            self._limited.inserted += count
+            self._counts["episodes"] += len(returns)
+            self._episodes.extend(returns)
+            self._may_take.notify_all()
+            self._may_insert.notify_all()  # there may be rows to remove now
+        return ActorTurn()
+
+    @arguments.TURN
+    def turn(self, actor: str) -> ActorTurn:
+        """Return a turn without number and version: actors take none."""
+        return ActorTurn()
+
+    @arguments.TAKE
+    def take(
+        self,
+        count: int,
+        *,
+        oldest: int | None = None,
+        newest: int | None = None,
+        timeout_s: float,
+    ) -> Taken | None:
+        """Draw rows, with replacement; they stay in the table. See `Table.take`.
+
+        Rows below `oldest` are not drawn, and stay; `newest` has no effect.
+
+        Returns:
+          Rows with their keys and probabilities; None if none can be drawn in time:
+          `statistics()["waits_for"]` then says what was missing.
+
+        Raises:
+          ArgumentError: `capacity` is below `count`, or the limiter can never let as
+            many pass.
+        """
+        if count > self._capacity:
+            raise ArgumentError(
+                f"`capacity` must be at least {count}, for batches of {count}, got "
+                f"{self._capacity}. Use {4 * count}."
+            )
+        with self._may_take:
+            self._limited.check_sizes(batch=count)
+            self._rows.draw_from(oldest)
+            if not self._can_take(count) and not self._wait_to_take(count, timeout_s):
+                return None
+            drawn = self._rows.draw(count, self._random)
+            read = object()
+            self._reads[read] = drawn.slots
+            self._limited.taken += count
+            self._dropped["used_up"] += len(drawn.used_up)
+            episodes = list(self._episodes)
+            self._episodes.clear()
+            self._waits_for = None
+            self._may_insert.notify_all()
+        try:
+            trajectories = self._memory.read(drawn.slots)
+        finally:
+            with self._may_insert:
+                del self._reads[read]
+                self._rows.release(drawn.used_up)
+                self._may_insert.notify_all()
+        return Taken(
+            trajectories=trajectories,
+            versions=drawn.versions,
+            episodes=episodes,
+            keys=drawn.keys,
+            probabilities=drawn.probabilities,
+        )
+
+    @UPDATE_PRIORITIES
+    def update_priorities(
+        self, keys: np.ndarray, values: Sequence[float] | np.ndarray
+    ) -> None:
+        """Give rows other priorities; those of rows that went are counted as `late`.
+
+        Args:
+          keys: int64 [n], of `Taken.keys`; of one key twice the last counts.
+          values: One for each, finite and at least 0; the sampler's exponent is not yet
+            applied.
+
+        Raises:
+          ArgumentError: A value breaks its rule, or the table never gave such a key.
+        """
+        keys, values = checked_updates(keys, values)
+        with self._may_take:
+            is_given = self._rows.was_given(keys)
+            if not is_given.all():
+                raise ArgumentError(
+                    "`keys` must be keys that this table gave, got "
+                    f"{keys[~is_given][0]}. Pass `Taken.keys`."
+                )
+            late = self._rows.update(keys, values)
+            self._counts["updated"] += len(keys) - late
+            self._counts["late"] += late
+            self._may_take.notify_all()  # all priorities may have been 0
+
+    @arguments.BEGIN
+    def begin(self, cut: Cut | None) -> None:
+        """Do nothing: the table keeps its rows, wherever the learner is."""
+
+    @arguments.STATISTICS
+    def statistics(self) -> dict[str, Any]:
+        """Return counts of rows, and of what happened to inserts, samples and updates.
+
+        `inserted` = `held` + `dropped["full"]` + `dropped["used_up"]`; `taken` counts
+        rows drawn, `updated` priorities that were set, `late` those of rows that went,
+        `too_old` rows that are held and below the last `oldest`. `nonfinite` counts
+        kept and skipped rows, `refused` inserts, by actor; `blocked_s` and `waited_s`
+        are the seconds that inserts and samples waited. `waits_for` is a text: what the
+        last sample that could not be drawn waited for; None after one that was.
+        """
+        checks = self._checks.statistics()
+        with self._may_take:
+            skipped = checks["nonfinite"] if self._drops_nonfinite else 0
+            return {
+                "inserted": self._limited.inserted,
+                "taken": self._limited.taken,
+                **self._counts,
+                "held": self._rows.held,
+                "too_old": self._rows.too_old,
+                "capacity": self._capacity,
+                "blocked": len(self._line),
+                "blocked_s": self._blocked_s,
+                "waited_s": self._waited_s,
+                "waits_for": self._waits_for,
+                "dropped": {**self._dropped, "nonfinite": skipped},
+                **checks,
+            }
+
+    def _reserve(self, count: int, actor: str) -> np.ndarray:
+        """Return places for rows, which nobody reads; wait for the limiter first."""
+        with self._may_insert:
+            if self._line or not self._can_insert(count):
+                self._wait_to_insert(count, actor)
+            slots, removed = self._rows.reserve(count)
+            self._dropped["full"] += removed
+            self._limited.writing += count
+            # Copying a batch takes milliseconds, and waits for nothing itself.
+            while any(np.isin(slots, read).any() for read in self._reads.values()):
+                self._may_insert.wait(_LOOK_S)
+        return slots
+
+    def _wait_to_insert(self, count: int, actor: str) -> None:
+        ticket = object()
+        self._line.append(ticket)
+        started_s = time.monotonic()
+        try:
+            may_insert = wait_for(
+                self._may_insert,
+                lambda: self._line[0] is ticket and self._can_insert(count),
+            )
+        finally:
+            self._line.remove(ticket)
+            self._may_insert.notify_all()  # another one is the first now
+            waited_s = time.monotonic() - started_s
+            self._blocked_s += waited_s
+        if not may_insert:
+            raise TableTimeoutError(
+                f"`insert` of {actor} waited {waited_s:.3g} s for samples: "
+                f"{self._limited}. Insert them again."
+            )
+
+    def _can_insert(self, count: int) -> bool:
+        rows = self._rows
+        # A learner that cannot draw a batch of them waits for new rows, so these must
+        # not wait for the learner.
+        is_stuck = rows.held > 0 and not rows.can_draw(self._limited.batch)
+        return rows.room >= count and (
+            is_stuck or self._limited.may_insert(count, held=rows.held)
+        )
+
+    def _wait_to_take(self, count: int, timeout_s: float) -> bool:
+        started_s = time.monotonic()
+        may_take = wait_for(
+            self._may_take, lambda: self._can_take(count), timeout_s=timeout_s
+        )
+        self._waited_s += time.monotonic() - started_s
+        if not may_take:
+            # Rows first: where there are none, the limiter has no say.
+            self._waits_for = self._rows.missing(count) or str(self._limited)
+        return may_take
+
+    def _can_take(self, count: int) -> bool:
+        return self._rows.can_draw(count) and self._limited.may_take(
+            count, held=self._rows.held
+        )
+
+    def _check_insert(
+        self, count: int, priorities: Sequence[np.ndarray], actor: str
+    ) -> None:
+        check_count_of(priorities, count, actor)
+        if count > self._capacity:
+            raise ArgumentError(
+                f"`capacity` must be at least {count}, for inserts of {count}, got "
+                f"{self._capacity}. Use {4 * count}, or insert fewer at once."
+            )
+        with self._may_insert:
+            self._limited.check_sizes(insert=count)
