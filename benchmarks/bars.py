@@ -159,6 +159,7 @@ BARS = (
     _bar("replay", "served_ratio", ">=", 0.5),
     _bar("replay", "served_trusted_ratio", ">=", 0.8),
     _bar("replay", "mixed", ">=", 0.8),
+    _bar("replay", "hold_ms", "<=", 20),
     _bar("replay_laws", "failures", "==", 0),
     _bar("gradient_coding", "speedup", ">=", 1.3),
     _bar("orphans", "left", "==", 0),
@@ -184,6 +185,8 @@ BARS = (
     _bar("actor_learner", "cpu_ratio", ">=", 0.85),
     _bar("actor_learner", "async_over_sync", ">=", 1.3),
     _bar("actor_learner", "rllib_speedup", ">=", 1.5),
+    _bar("control_peers", "sb3_speedup", ">=", 1.5),
+    _bar("control_peers", "sbx_ratio", ">=", 1.0),
     _bar("controller_reshard", "failures", "==", 0),
     _bar("controller_reshard", "host_copies", "==", 0),
     _bar("controller_reshard", "call_ms", "<=", 20),
@@ -212,6 +215,8 @@ BARS = (
     _bar("accelerator", "missing_keys", "==", 0),
     _bar("ppo_cartpole", "average_return", ">=", 475),
     _bar("ppo_cartpole", "seconds", "<=", 300),
+    _bar("d4pg_control", "average_return", ">=", 950),
+    _bar("d4pg_control", "seconds", "<=", 300),
     _bar("weights", "failures", "==", 0),
     _bar("lm", "bits_per_byte", "<=", 2.2),
     _bar("lm", "one_device_difference", "<=", 1e-5),
@@ -220,7 +225,7 @@ BARS = (
     _bar("imagenet_resnet50", "damaged", "==", 3),
 )
 
-_EXPERIMENTS = {"imagenet_resnet50", "lm", "ppo_cartpole"}
+_EXPERIMENTS = {"d4pg_control", "imagenet_resnet50", "lm", "ppo_cartpole"}
 
 BENCHMARKS = tuple(dict.fromkeys(bar.benchmark for bar in BARS))
 """The names of all benchmarks, in the order of the bars."""

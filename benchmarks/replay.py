@@ -5,12 +5,15 @@ uniform, sample of 256 beside `np.take` of as many, in turns. Rows of 200 bytes,
 million of them: a sample, and 256 updates, beside the plain sum tree, by processor
 time, the best of many. Over `rpc`: rows that come into a learner's batch from a table
 in another process, beside one in this process; and what stays of them while four actors
-insert, within a limiter of eight samples an insert.
+insert 800 frames a second each. And the longest that an insert is held while all frames
+are saved.
 """
 
 import contextlib
 import functools
 import json
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 
@@ -33,6 +36,7 @@ _BEST_OF = flags.DEFINE_integer("best_of", 300, "Calls that the best is chosen o
 _PEERS = "benchmarks.replay_peers"
 _INSERT = 20
 _SOON_S = 60.0
+_PAUSE_S = 0.0005
 
 
 class PlainTree:
@@ -98,7 +102,7 @@ def small_rows() -> dict[str, float]:
         "tree_update": best_us(lambda: tree.update(next(slots), values)),
         "insert": best_us(lambda: table.insert({"row": rows}, actor="a", version=0)),
     }
-    return {f"{name}_us": float(round(us, 1)) for name, us in found.items()}
+    return {f"{name}_us": round(us, 1) for name, us in found.items()}
 
 
 def block(call: Callable[[], object]) -> Callable[[], None]:
@@ -134,8 +138,23 @@ def frames_in_process() -> dict[str, float]:
         estimate = ratio(times_s["take"], times_s[name])
         print(f"{name} of frames: {estimate} of np.take")
         found[f"{name}_ratio"] = round(estimate.median, 3)
-    per_call_s = np.median(times_s["sample"]) / _CALLS.value
-    return found | {"samples_per_s": round(BATCH / float(per_call_s), 0)}
+    per_call_s = float(np.median(times_s["sample"])) / _CALLS.value
+    return found | {"samples_per_s": round(BATCH / per_call_s, 0)}
+
+
+def hold_ms() -> float:
+    """Return the longest wait of an insert while a table of frames is saved."""
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        table = atari_table(_FRAMES.value, checkpoint_dir=folder)
+        frames, longest_s = np.zeros((1, *FRAME), np.uint8), 0.0
+        saving = threading.Thread(target=table.save)
+        saving.start()
+        while saving.is_alive():
+            started_s = time.monotonic()
+            table.insert({"frames": frames}, actor="a", version=0)
+            longest_s = max(longest_s, time.monotonic() - started_s)
+            time.sleep(_PAUSE_S)  # as an actor that acts; or the processor is full
+    return round(1e3 * longest_s, 2)
 
 
 def frames_served() -> dict[str, float]:
@@ -191,6 +210,7 @@ def main(argv: list[str]) -> None:
     result = {
         **frames_in_process(),
         **frames_served(),
+        "hold_ms": hold_ms(),
         "sample_over_tree": round(small["sample_us"] / small["tree_sample_us"], 2),
         "update_over_tree": round(small["update_us"] / small["tree_update_us"], 2),
         **small,

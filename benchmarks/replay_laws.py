@@ -4,9 +4,11 @@ Draws follow the exact distribution while priorities move between them (Pearson'
 chi-square over all phases), with the probabilities and importance weights that it
 gives; a limiter lets pass what Reverb's rule does, and its bound is never passed by
 one; keys are of one row each; removers take the same rows; rows go once they were drawn
-as often as they may be. Prints what is broken, and one JSON object.
+as often as they may be; items end with their episodes. Prints what is
+broken, and one JSON object.
 """
 
+import collections
 import concurrent.futures
 import functools
 import itertools
@@ -21,7 +23,14 @@ import scipy.stats
 from absl import app, flags
 
 import replicator.launchpad_bridge as lp
-from benchmarks.replay_plain import CAPACITY, PlainTable, may_insert, may_take
+from benchmarks.replay_plain import (
+    CAPACITY,
+    PlainTable,
+    PlainWalk,
+    may_insert,
+    may_take,
+    plain_walk,
+)
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler
 from replicator.launchpad_bridge.trajectories.table import Taken
 
@@ -186,6 +195,60 @@ def _square(counts: dict[int, int], chances: dict[int, float]) -> tuple[float, i
     return square, len(large) - 1
 
 
+def items_end_with_episodes(length: int) -> Iterator[str]:
+    """Make items of unrolls, through a table; compare them with plain episodes."""
+    gamma, most = 0.9, 3
+    walk = plain_walk(np.random.default_rng(4), steps=40 * length)
+    due = collections.Counter(
+        (number, age) for number, size in walk.sizes.items() for age in range(size)
+    )
+    for row in _through(lp.n_step(most, discount=gamma), walk, length):
+        number, age = map(int, row["observation"])
+        last = min(age + most, walk.sizes[number])
+        reward = sum(
+            gamma ** (k - age) * walk.reward(number, k + 1) for k in range(age, last)
+        )
+        chance = gamma ** (last - age) * walk.discount(number, last)
+        due[number, age] -= 1
+        if not np.allclose(row["reward"], reward) or not np.allclose(
+            row["discount"], chance
+        ):
+            yield f"{most} steps of episode {number} from {age} on are {row}"
+        if row["next_observation"].tolist() != [number, last]:
+            yield f"a row of episode {number} ends at {row['next_observation']}"
+    if any(due.values()):
+        yield f"transitions are missing, or there twice: {[*filter(due.get, due)][:3]}"
+    covered = set()
+    for row in _through(lp.sequences(length=5, overlap=2), walk, length):
+        number, age = map(int, row["observation"][0])
+        size = int(row["mask"].sum())
+        wanted = [[number, min(age + k, age + size)] for k in range(6)]
+        rewards = [walk.reward(number, age + k + 1) for k in range(size)]
+        if row["observation"].tolist() != wanted or age + size > walk.sizes[number]:
+            yield f"a sequence of episode {number} is {row['observation'].tolist()}"
+        if row["reward"].tolist() != rewards + [0] * (5 - size):
+            yield f"a sequence of episode {number} has rewards {row['reward']}"
+        covered |= {(number, age + k) for k in range(size)}
+    if covered != set(due):
+        yield f"no sequence has {sorted(set(due) - covered)[:3]}"
+
+
+def _through(
+    items: Any, walk: PlainWalk, length: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the items of unrolls of a walk, once a table has had them."""
+    table = lp.ReplayTable(10_000, sampler=lp.fifo(), max_times_sampled=1)
+    waiting, count = None, 0
+    for unrolled, ends in walk.unrolls(length):
+        rows, waiting = items(unrolled, waiting, ends=ends)
+        if rows is not None:
+            table.insert(rows, actor="actor/0", version=0)
+            count += len(rows["reward"])
+    rows = _draw(table, count).trajectories
+    for k in range(count):
+        yield {name: leaf[k] for name, leaf in rows.items() if name != "extras"}
+
+
 def _past(limiter: lp.RateLimiter, table: lp.ReplayTable) -> Iterator[str]:
     counts = table.statistics()
     ratio, error = limiter.samples_per_insert or 0.0, limiter.error or 0.0
@@ -265,6 +328,12 @@ LAWS: dict[str, Callable[[], Iterator[str]]] = {
         )
         for ratio in (0.5, 1.0, 4.0)
         for min_size in (1, 10)
+    },
+    **{
+        f"items of unrolls of {length}": functools.partial(
+            items_end_with_episodes, length
+        )
+        for length in (1, 4, 13)
     },
     "all at once": bound_holds_for_all_at_once,
 }

@@ -1,11 +1,15 @@
-"""A plain replay table, one row after the other, and Reverb's rule for one row."""
+"""A plain replay table, Reverb's rule for one row, and episodes to make items of."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
 
 import replicator.launchpad_bridge as lp
 
 CAPACITY = 100  # no power of two
+_OBSERVED = ("observation", "first", "last", "age")
 
 
 @dataclasses.dataclass
@@ -60,6 +64,73 @@ class PlainTable:
         if self._remover == "oldest":
             return next(iter(self.rows))
         return min(self.rows, key=lambda number: self.rows[number].priority)
+
+
+@dataclasses.dataclass
+class PlainWalk:
+    """One environment: an observation is the episode's number, and its steps so far.
+
+    Attributes:
+      sizes: Number of transitions of each episode; those of odd numbers are cut by
+        time, the last one by the end of the walk.
+      steps: What an unroll of all steps has.
+    """
+
+    sizes: dict[int, int]
+    steps: dict[str, Any]
+
+    def reward(self, number: int, age: int) -> float:
+        """Return the reward with an observation."""
+        return float(number + 8 * age)
+
+    def discount(self, number: int, age: int) -> float:
+        """Return the environment's discount with it: 0 where it terminated."""
+        is_over = age == self.sizes[number] and number % 2 == 0
+        return float(not is_over or number == max(self.sizes))
+
+    def unrolls(self, length: int) -> Iterator[tuple[dict[str, Any], bool]]:
+        """Yield unrolls, which share an observation, and whether one is the last."""
+        count = self.steps["reward"].shape[1]
+        for first in range(0, count, length):
+            one = {
+                name: leaf[:, first : first + length + (name in _OBSERVED)]
+                for name, leaf in self.steps.items()
+            }
+            yield one | {"extras": {}}, first + length >= count
+
+
+def plain_walk(random: np.random.Generator, *, steps: int) -> PlainWalk:
+    """Walk through episodes of 1 to 9 transitions."""
+    number = age = 0
+    size = int(random.integers(1, 10))
+    seen = [(number, age, size)]
+    sizes: dict[int, int] = {0: 0}
+    for _ in range(steps):
+        if age == size:
+            number, age, size = number + 1, 0, int(random.integers(1, 10))
+        else:
+            age += 1
+        sizes[number] = age
+        seen.append((number, age, size))
+    if not age:  # the walk ended with a reset
+        del sizes[number]
+    numbers, ages, ends = np.array(seen).T
+    walk = PlainWalk(sizes, {})
+    after = list(zip(numbers.tolist(), ages.tolist(), strict=True))[1:]
+    found = {
+        "observation": np.stack([numbers, ages], axis=1),
+        "first": ages == 0,
+        "last": ages == ends,
+        "age": ages,
+        "action": np.zeros(steps),
+        "reward": np.array([walk.reward(*each) * (each[1] > 0) for each in after]),
+        "discount": np.array(
+            [float(age > 0 and walk.discount(n, age)) for n, age in after if n in sizes]
+            + [0.0] * (0 if age else 1)
+        ),
+    }
+    walk.steps = {name: leaf[None] for name, leaf in found.items()}
+    return walk
 
 
 def may_insert(limiter: lp.RateLimiter, inserted: int, taken: int) -> bool:

@@ -7,7 +7,7 @@ often. `in_turn`, `agent_program` and the experiments decide where it runs.
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -15,8 +15,20 @@ import optax
 from jax import Array
 
 import replicator
-from models.impala import ActorCritic, Core
+from models.impala import Core
 from replicator.base.types import PyTree
+
+
+class Net(Protocol):
+    """What an agent acts with; `ActorCritic` has the docstrings."""
+
+    def init(self, key: Array, observation_shape: tuple[int, ...]) -> PyTree: ...  # noqa: D102
+
+    def initial_core(self, n: int) -> Core: ...  # noqa: D102
+
+    def act(  # noqa: D102
+        self, params: PyTree, observation: Any, first: Array, core: Core, key: Array
+    ) -> tuple[Array, dict[str, Array], Core]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,16 +40,12 @@ class Agent(abc.ABC):
       observation_shape: Of one observation.
       optimizer: Not wrapped.
       discount: Of rewards, per step.
-      entropy_cost: Weight of the entropy.
-      baseline_cost: Weight of the values' loss.
     """
 
-    net: ActorCritic
+    net: Net
     observation_shape: tuple[int, ...]
     optimizer: optax.GradientTransformation
     discount: float = 0.99
-    entropy_cost: float = 0.01
-    baseline_cost: float = 0.5
 
     def init_fn(self, key: Array) -> dict[str, PyTree]:
         """Make the state of an untrained agent: `params` and `opt`."""
@@ -56,7 +64,7 @@ class Agent(abc.ABC):
         core: Core,
         key: Array,
     ) -> tuple[Array, dict[str, Array], Core]:
-        """Draw actions; `variables` holds `params`. See `ActorCritic.act`."""
+        """Draw actions; `variables` holds `params`. See `Net`."""
         return self.net.act(variables["params"], observation, first, core, key)
 
     @abc.abstractmethod

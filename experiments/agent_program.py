@@ -1,7 +1,7 @@
-"""An agent as a program: actors, a queue, a replicated learner.
+"""An agent as a program: actors, a queue or a replay table, a replicated learner.
 
-    actors ── trajectories ──▶ queue ── batches ──▶ learner
-       ▲                                               │
+    actors ── trajectories ──▶ table ── batches ──▶ learner
+       ▲                         ▲──── priorities ─────┤
        └──────────────── newest variables ─────────────┘
 
 The agent is that of the other scales; here each node gets one of its
@@ -21,18 +21,21 @@ from experiments import run_folder
 from experiments.agent import Agent
 from experiments.returns import Learned, Returns
 from replicator.errors import ArgumentError
-from replicator.launchpad_bridge.acting import VectorEnvironment
+from replicator.launchpad_bridge.acting import Items, VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
+_SAMPLES_PER_CALL = 8  # batches that the learner asks a replay table for at once
 
-class EpisodeQueue(lp.TrajectoryQueue):
-    """A queue that also keeps the returns of the episodes that came by."""
+
+class _KeepsReturns:
+    """A part of tables that also keep the returns of the episodes that came by."""
 
     def __init__(
         self, capacity: int, *, folder: Path | None = None, **options: Any
     ) -> None:
-        """Make an empty queue; see `TrajectoryQueue`. `folder` is where returns go."""
-        super().__init__(capacity, **options)
+        """Make an empty table of a kind. `folder` is where returns go."""
+        # Of the table that it is a part of.
+        super().__init__(capacity, **options)  # pyright: ignore[reportCallIssue]
         self._returns = Returns(folder)
 
     def insert(
@@ -43,8 +46,8 @@ class EpisodeQueue(lp.TrajectoryQueue):
         episodes: Sequence[float] = (),
         **of_actor: Any,
     ) -> ActorTurn:
-        """Take in trajectories; see `TrajectoryQueue`."""
-        turn = super().insert(
+        """Take in trajectories; see `Table.insert`."""
+        turn = super().insert(  # pyright: ignore[reportAttributeAccessIssue]
             trajectories, version=version, episodes=episodes, **of_actor
         )
         # Behind it: an insert that is refused, or tried again, was none.
@@ -54,6 +57,14 @@ class EpisodeQueue(lp.TrajectoryQueue):
     def returns(self) -> np.ndarray:
         """Return all (version, return) so far, float64 [episodes, 2]."""
         return np.array(list(self._returns.episodes), np.float64).reshape(-1, 2)
+
+
+class EpisodeQueue(_KeepsReturns, lp.TrajectoryQueue):
+    """A queue that keeps returns."""
+
+
+class EpisodeReplay(_KeepsReturns, lp.ReplayTable):
+    """A replay table that keeps returns."""
 
 
 def learn(
@@ -83,13 +94,13 @@ def learn(
         folder.mkdir(parents=True, exist_ok=True)
         begun = run_folder.last_saved(folder)
         Returns(folder, updates=begun)
-    program, queue = make_program(agent, make_environment, folder=folder, **options)
+    program, table = make_program(agent, make_environment, folder=folder, **options)
     with lp.launch(program, launch_type) as run:
         with contextlib.suppress(lp.RunTimeoutError):
             timeout_s = None if minutes is None else 60 * minutes
             run.wait(timeout_s, labels=["learner"])
         seconds = time.perf_counter() - began
-        returns = queue.dereference().returns()  # also the script may call nodes
+        returns = table.dereference().returns()  # also the script may call nodes
         run.stop_and_wait()
         (found,) = run.results_of("learner")
     if found["variables"] is None:
@@ -115,13 +126,15 @@ def make_program(
     steps: int | None,
     seed: int = 0,
     max_policy_lag: int | None = 20,
+    replay: dict[str, Any] | None = None,
+    items: Items | None = None,
     name: str = "agent",
     evaluator: Callable[[Any], Any] | None = None,
     folder: Path | None = None,
     saved_every_s: float = run_folder.SAVED_EVERY_S,
     **session: Any,
 ) -> tuple[lp.Program, lp.CourierHandle]:
-    """Return the program, and the handle of its queue.
+    """Return the program, and the handle of its table.
 
     Args:
       agent: What acts and learns.
@@ -131,7 +144,10 @@ def make_program(
       unroll_length: Steps of a trajectory.
       steps: Updates in all; None for no end.
       seed: Of the run.
-      max_policy_lag: Updates that a trajectory may have missed.
+      max_policy_lag: Updates that a trajectory may have missed; of a queue alone.
+      replay: Options of a `ReplayTable`, whose rows' priorities are the agent's metric
+        `priority`; None for a queue.
+      items: Makes the rows of a replay table.
       name: Of the program.
       evaluator: Makes, of a client of the learner, an object whose `run` watches the
         policy until the program stops; None for none.
@@ -140,21 +156,24 @@ def make_program(
       **session: Of the learner's session: `directory`, and others.
     """
     program = lp.Program(name)
-    queue = program.add_node(
-        lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder),
-        label="queue",
-    )
+    if replay is None:
+        node = lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
+        learns: dict[str, Any] = {"max_policy_lag": max_policy_lag}
+    else:
+        node = lp.CourierNode(EpisodeReplay, folder=folder, **replay)
+        learns = {"priorities": "priority", "samples_per_call": _SAMPLES_PER_CALL}
+    table = program.add_node(node, label="queue" if replay is None else "replay")
     learner = program.add_node(
         lp.ReplicatedLearnerNode(
             agent.step_fn,
             agent.init_fn,
             steps=steps,
             batch_size=batch_size,
-            table=queue,
-            max_policy_lag=max_policy_lag,
+            table=table,
             seed=seed,
             display=False,
             **run_folder.saved_in(folder, seconds=saved_every_s),
+            **learns,
             **session,
         ),
         label="learner",
@@ -164,7 +183,8 @@ def make_program(
             node = lp.PyClassNode(
                 lp.Actor,
                 *(make_environment, agent.policy, agent.initial_core, learner),
-                table=queue,
+                table=table,
+                items=items,
                 index=index,
                 unroll_length=unroll_length,
                 seed=seed,
@@ -172,4 +192,4 @@ def make_program(
             program.add_node(node)
     if evaluator is not None:
         program.add_node(lp.PyClassNode(evaluator, learner), label="evaluator")
-    return program, queue
+    return program, table

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from experiments.agent import Agent
+from models.impala import ActorCritic
 from models.losses import transitions_of, vtrace_loss
 from replicator.base.types import PyTree
 
@@ -19,9 +20,15 @@ class Impala(Agent):
     """The agent.
 
     Attributes:
+      net: What acts and learns.
+      entropy_cost: Weight of the entropy.
+      baseline_cost: Weight of the values' loss.
       clip_rewards: Whether to learn from rewards cut to [-1, 1].
     """
 
+    net: ActorCritic
+    entropy_cost: float = 0.01
+    baseline_cost: float = 0.5
     clip_rewards: bool = False
 
     def step_fn(

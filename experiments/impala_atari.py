@@ -20,7 +20,6 @@ cores and the first million steps.
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +29,7 @@ import optax
 from scipy import stats
 
 import replicator
-import replicator.launchpad_bridge as lp
-from experiments import agent_program, config_flags, in_turn, run_folder
+from experiments import agent_program, config_flags, evaluator, in_turn, run_folder
 from experiments.config_flags import Amount, Count, Discount, Rate, Settings, Whole
 from experiments.drawing import draw_curves, draw_frames
 from experiments.environments import atari
@@ -42,7 +40,6 @@ from replicator.launchpad_bridge import acting
 
 _SMOOTH = 30  # episodes, of the learning curve
 _SAVED_EVERY_S = 300
-_EVALUATIONS = "evaluations.jsonl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,8 +162,19 @@ def train_program(config: Config, **options: Any) -> Learned:
 def train_evaluated(config: Config) -> Learned:
     """Train as a program, with a node that plays the newest policy."""
     directory = Path(config.directory)
-    Returns(directory, updates=run_folder.last_saved(directory), name=_EVALUATIONS)
-    return train_program(config, evaluator=functools.partial(Evaluator, config))
+    Returns(directory, updates=run_folder.last_saved(directory), name=evaluator.NAME)
+    agent = make_agent(config)
+    return train_program(
+        config,
+        evaluator=functools.partial(
+            evaluator.Evaluator,
+            functools.partial(atari.make_games, config.game),
+            agent.policy,
+            agent.initial_core,
+            directory,
+            config.seed,
+        ),
+    )
 
 
 def actor_games(config: Config, index: int) -> acting.VectorEnvironment:
@@ -175,74 +183,17 @@ def actor_games(config: Config, index: int) -> acting.VectorEnvironment:
     return atari.make_games(config.game, config.environments // config.actors)
 
 
-class Evaluator:
-    """Plays an episode of the newest policy, again and again, and logs its return."""
-
-    def __init__(self, config: Config, learner: Any) -> None:
-        """Remember whose policy to play."""
-        self._config, self._learner = config, learner
-
-    def run(self) -> None:
-        """Play until the program stops."""
-        stop, seed = lp.stop_event(), 0
-        found_so_far = Returns(Path(self._config.directory), name=_EVALUATIONS)
-        while not stop.is_set():
-            found = self._learner.get_variables()
-            choose = trained_player(self._config, found.values["params"], size=1)
-            gained = play(self._config, choose, 1, seed=seed, is_stopped=stop.is_set)
-            found_so_far.add(found.version, gained)
-            seed += 1
-
-
 SCALES = {"process": train_process, "program": train_evaluated}
 
 
-def play(
-    config: Config,
-    choose: Callable[..., np.ndarray],
-    episodes: int,
-    *,
-    seed: int,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> list[float]:
-    """Return the returns of the first episode of each of so many games.
-
-    Args:
-      config: Of the experiment.
-      choose: `choose(observation, first, t)` returns actions [n].
-      episodes: How many games are played, all at once.
-      seed: Of the games.
-      is_stopped: Asked at each step; returns are left out then.
-    """
-    games = atari.make_games(config.game, episodes, threads=config.threads)
-    step, t = games.reset(seed), 0
-    returns, goes_on = np.zeros(episodes), np.ones(episodes, bool)
-    while goes_on.any():
-        if is_stopped():
-            return []
-        step = games.step(choose(step.observation, step.first, t))
-        returns += step.reward * goes_on
-        goes_on &= ~step.last
-        t += 1
-    return returns.tolist()
-
-
-def trained_player(config: Config, params: Any, *, size: int) -> Callable[..., Any]:
+def trained_player(config: Config, params: Any, *, size: int) -> evaluator.Choose:
     """Return a `choose` that draws from a policy, for so many games."""
     agent = make_agent(config)
-    act = acting.LocalInference(agent.policy, seed=config.seed, index=1)
-    act.use({"params": params})
-    core = agent.initial_core(size)
-
-    def choose(observation: np.ndarray, first: np.ndarray, t: int) -> np.ndarray:
-        nonlocal core
-        action, _, core = act(observation, first, core, t)
-        return np.asarray(action)
-
-    return choose
+    given = (agent.policy, agent.initial_core, params)
+    return evaluator.player(*given, size=size, seed=config.seed)
 
 
-def random_player(config: Config, *, size: int) -> Callable[..., Any]:
+def random_player(config: Config, *, size: int) -> evaluator.Choose:
     """Return a `choose` that presses buttons at random."""
     rng = np.random.default_rng(config.seed)
     buttons = atari.num_actions(config.game)
@@ -270,9 +221,10 @@ def main(config: Config) -> None:
     run_folder.claim(config.directory, config, free=FREE)
     trained = SCALES[config.scale](config)
     size = config.episodes
-    chance = play(config, random_player(config, size=size), size, seed=1_000_000)
+    games = atari.make_games(config.game, size, threads=config.threads)
+    chance = evaluator.play(games, random_player(config, size=size), seed=1_000_000)
     policy = trained_player(config, trained.params, size=size)
-    gained = play(config, policy, size, seed=2_000_000)
+    gained = evaluator.play(games, policy, seed=2_000_000)
     screens, total = watch(config, trained.params)
     draw_frames(screens, directory / "episode.png", title=f"return {total:.0f}")
     per_update = config.batch_size * config.unroll_length

@@ -18,10 +18,8 @@ seed, and `seconds`, of the slowest in this sitting. The best is 1, a random pla
 −0.6.
 """
 
-import collections
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -32,12 +30,12 @@ import numpy as np
 import optax
 
 import replicator
-from experiments import agent_program, config_flags, in_turn, run_folder, seeds
+from experiments import agent_program, anakin, config_flags, in_turn, seeds
 from experiments.config_flags import Amount, Count, Discount, Rate, Settings, Whole
 from experiments.drawing import draw_frames
 from experiments.environments import catch
 from experiments.impala import Impala
-from experiments.returns import Learned, Returns
+from experiments.returns import Learned
 from models.impala import ActorCritic
 from replicator.launchpad_bridge import acting
 
@@ -106,42 +104,19 @@ def run_process(rep: replicator.Replicator, config: Config, seed: int) -> Learne
 
 def run_anakin(rep: replicator.Replicator, config: Config, seed: int) -> Learned:
     """Act and learn in one compiled step, on each replica with its own boards."""
-    began = time.perf_counter()
-    init_fn, step_fn = anakin(make_agent(config), config, rep.num_replicas)
-    boards = {"board": np.arange(config.environments, dtype=np.int32)}
-    folder = seeds.folder_of(config, seed)
-    waiting: collections.deque = collections.deque()
-    with rep.session(
+    init_fn, step_fn = anakin_step(make_agent(config), config, rep.num_replicas)
+    return anakin.learn(
+        rep,
+        init_fn,
         step_fn,
-        init_fn=init_fn,
+        environments=config.environments,
         steps=config.steps,
         seed=seed,
-        display=False,
-        **run_folder.saved_in(folder),
-    ) as session:
-        begun = session.steps_done
-        returns = Returns(folder, updates=begun)
-
-        def note(update: int, metrics: Any) -> None:
-            ended = np.asarray(metrics["ended"]).ravel()
-            returns.add(update, np.asarray(metrics["gained"]).ravel()[ended])
-
-        for update in session.steps():
-            waiting.append((update, session.step(boards)))
-            if len(waiting) > 2:  # read late: the device is not waited for
-                note(*waiting.popleft())
-        for each in waiting:
-            note(*each)
-    return Learned(
-        params=jax.device_get(session.result.state["params"]),
-        updates=session.result.step,
-        begun=begun,
-        returns=returns.episodes,
-        seconds=time.perf_counter() - began,
+        folder=seeds.folder_of(config, seed),
     )
 
 
-def anakin(agent: Impala, config: Config, replicas: int) -> tuple[Any, Any]:
+def anakin_step(agent: Impala, config: Config, replicas: int) -> tuple[Any, Any]:
     """Return `init_fn` and `step_fn` of acting and learning in one.
 
     The batch holds seeds of boards, and is cut over replicas as any other.
@@ -163,9 +138,9 @@ def anakin(agent: Impala, config: Config, replicas: int) -> tuple[Any, Any]:
         return {**agent.init_fn(key), "acting": replicator.PerReplica(acting)}
 
     def step_fn(
-        state: dict[str, Any], batch: dict[str, jax.Array], key: jax.Array
+        state: dict[str, Any], boards: jax.Array, key: jax.Array
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        keys = replicator.example_keys(key, len(batch["board"]))
+        keys = replicator.example_keys(key, len(boards))
         trajectories, acting = _play(agent, state, keys, config.unroll_length)
         learned, metrics = agent.step_fn(
             {"params": state["params"], "opt": state["opt"]}, trajectories

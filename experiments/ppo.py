@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from experiments.agent import Agent
+from models.impala import ActorCritic
 from models.losses import transitions_of
 from models.ppo_loss import Steps, ppo_loss, steps_of
 from replicator.base.types import PyTree
@@ -25,12 +26,18 @@ class Ppo(Agent):
     """The agent; its network has no memory, as steps are learned from one by one.
 
     Attributes:
+      net: What acts and learns.
+      entropy_cost: Weight of the entropy.
+      baseline_cost: Weight of the values' loss.
       epochs: How many times a batch is learned from.
       minibatches: Parts that it is cut into.
       trace: The share of each later error that counts.
       clip: How far a probability may move, as a share.
     """
 
+    net: ActorCritic
+    entropy_cost: float = 0.01
+    baseline_cost: float = 0.5
     epochs: int = 4
     minibatches: int = 4
     trace: float = 0.95

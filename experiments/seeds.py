@@ -27,15 +27,15 @@ def folder_of(config: Any, seed: int) -> Path | None:
 
 
 def options_of(config: Any, seed: int) -> dict[str, Any]:
-    """Return the options of a seed's run at any scale: each makes one batch at once.
+    """Return the options of a seed's run at any scale.
 
     Args:
       config: Of the experiment, with `environments`, `unroll_length`, `steps` and
-        `directory`.
+        `directory`; without `batch_size`, each unroll is one batch.
       seed: Of the run.
     """
     return {
-        "batch_size": config.environments,
+        "batch_size": getattr(config, "batch_size", config.environments),
         "unroll_length": config.unroll_length,
         "steps": config.steps,
         "seed": seed,
@@ -76,6 +76,8 @@ def print_outcomes(
     title: str,
     replicas: int,
     chance: float | None = None,
+    evaluated: list[float] | None = None,
+    per_update: float = 0.0,
 ) -> None:
     """Draw the curves, print the last line, and let the next run begin anew.
 
@@ -85,16 +87,21 @@ def print_outcomes(
       title: Over the curves.
       replicas: That learned.
       chance: Return of a random player; None draws no line.
+      evaluated: Average return of each seed's policy; those of the last episodes where
+        it is None.
+      per_update: Steps of environments that were taken for an update; 0 counts none.
     """
     if config.directory:
         draw_curves(
             {f"seed {seed}": found.returns for seed, found in outcomes.items()},
             Path(config.directory) / "learning_curve.png",
             title=f"{title} ({config.scale})",
-            window=_LAST,
+            window=_LAST if evaluated is None else 1 + _LAST // 10,
             chance=chance,
         )
-    averages = [average_of(found.returns, _LAST) for found in outcomes.values()]
+    averages = evaluated or [
+        average_of(found.returns, _LAST) for found in outcomes.values()
+    ]
     known = [each for each in averages if each is not None]
     found = {
         "average_return": min(known) if known == averages else None,
@@ -103,6 +110,12 @@ def print_outcomes(
         "replicas": replicas,
         "steps": max(each.updates for each in outcomes.values()),
     }
+    if per_update:
+        found["steps_per_s"] = per_update * min(
+            (each.updates - each.begun) / each.seconds for each in outcomes.values()
+        )
+    if evaluated is not None:
+        found["returns"] = evaluated
     print(json.dumps(found), flush=True)
     for seed in outcomes:
         if folder := folder_of(config, seed):

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from models.dense import Params, dense, dense_init
 from replicator.errors import ArgumentError, check_count, check_flags, check_whole
 
-Params: TypeAlias = dict[str, Any]
 Core: TypeAlias = Any
 """Recurrent state: (hidden, cell), each [n, size]; () without memory."""
 
@@ -117,13 +117,13 @@ class ActorCritic:
         width = self.lstm or self.hidden
         params: Params = {
             "torso": torso,
-            "hidden": _dense_init(hidden_key, features, self.hidden),
-            "policy": _dense_init(policy_key, width, self.num_actions, scale=0.01),
-            "value": _dense_init(value_key, width, 1, scale=1.0),
+            "hidden": dense_init(hidden_key, features, self.hidden),
+            "policy": dense_init(policy_key, width, self.num_actions, scale=0.01),
+            "value": dense_init(value_key, width, 1, scale=1.0),
         }
         if self.lstm:
             inputs = self.hidden + self.lstm
-            params["lstm"] = _dense_init(lstm_key, inputs, 4 * self.lstm, scale=1.0)
+            params["lstm"] = dense_init(lstm_key, inputs, 4 * self.lstm, scale=1.0)
         return params
 
     def initial_core(self, n: int) -> Core:
@@ -214,7 +214,7 @@ class ActorCritic:
 
     def _features(self, params: Params, observation: Array) -> Array:
         torso = self._torso(params["torso"], observation)
-        return jax.nn.relu(_dense(params["hidden"], torso))
+        return jax.nn.relu(dense(params["hidden"], torso))
 
     def _torso(self, params: Params, observation: Array) -> Array:
         rows = observation.shape[0]
@@ -237,16 +237,16 @@ class ActorCritic:
         return (image - image.mean((1, 2), keepdims=True)) / _CONTRAST
 
     def _heads(self, params: Params, features: Array) -> Heads:
-        logits = _dense(params["policy"], features)
-        return Heads(logits, _dense(params["value"], features)[..., 0])
+        logits = dense(params["policy"], features)
+        return Heads(logits, dense(params["value"], features)[..., 0])
 
 
 def _mlp_init(key: Array, shape: tuple[int, ...], width: int) -> Params:
-    return {"dense": _dense_init(key, math.prod(shape), width)}
+    return {"dense": dense_init(key, math.prod(shape), width)}
 
 
 def _mlp(params: Params, x: Array) -> Array:
-    return jax.nn.relu(_dense(params["dense"], x.reshape(x.shape[0], -1)))
+    return jax.nn.relu(dense(params["dense"], x.reshape(x.shape[0], -1)))
 
 
 def _shallow_init(key: Array, shape: tuple[int, ...], width: int) -> Params:
@@ -301,24 +301,11 @@ _TORSOS = {
 def _lstm(params: Params, x: Array, first: Array, core: Core) -> Core:
     """Make one step of an LSTM (Hochreiter and Schmidhuber 1997, with forget gates)."""
     hidden, cell = (jnp.where(first[:, None], 0.0, part) for part in core)
-    gates = _dense(params, jnp.concatenate([x, hidden], axis=-1))
+    gates = dense(params, jnp.concatenate([x, hidden], axis=-1))
     take, forget, new, give = jnp.split(gates, 4, axis=-1)
     # +1: a new network remembers (Jozefowicz et al. 2015).
     cell = jax.nn.sigmoid(forget + 1.0) * cell + jax.nn.sigmoid(take) * jnp.tanh(new)
     return jax.nn.sigmoid(give) * jnp.tanh(cell), cell
-
-
-def _dense_init(
-    key: Array, inputs: int, outputs: int, *, scale: float = math.sqrt(2)
-) -> Params:
-    # Not orthogonal: that takes minutes where each of eight fake devices does it.
-    init = jax.nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
-    return {"kernel": init(key, (inputs, outputs)), "bias": jnp.zeros(outputs)}
-
-
-def _dense(params: Params, x: Array) -> Array:
-    y = x @ params["kernel"]
-    return y + params["bias"].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
 def _conv_init(key: Array, kernel: int, inputs: int, outputs: int) -> Params:

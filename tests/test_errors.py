@@ -739,6 +739,18 @@ def replay_table(**options):
     return lp.ReplayTable(64, **options)
 
 
+def saved_rows(damaged=False):
+    directory = folder()
+    table = replay_table(checkpoint_dir=directory)
+    insert_rows(table, 2)
+    table.save()
+    table._saves.close()
+    if damaged:
+        manifest = pathlib.Path(directory) / "table"
+        manifest.write_bytes(manifest.read_bytes()[:-1] + b"!")
+    return directory
+
+
 def insert_rows(table, count, **options):
     reward = np.zeros((count, 3), np.float32)
     table.insert({"reward": reward}, actor="actor/0", version=0, **options)
@@ -2682,6 +2694,25 @@ ROWS = [
         "4000 and 2000. Use 2000 and 4000.",
     ),
     Row(
+        "A discount of n steps that is none",
+        lambda: lp.n_step(5, discount=1.5),
+        ArgumentError,
+        "`discount` must be from 0 to 1, got 1.5. Use 0.99.",
+    ),
+    Row(
+        "Sequences that share all their steps",
+        lambda: lp.sequences(length=80, overlap=80),
+        ArgumentError,
+        "`overlap` must be below `length`, got 80 of 80. Use 40.",
+    ),
+    Row(
+        "Items of an actor that nothing makes",
+        lambda: lp.Actor(None, None, None, None, index=0, unroll_length=1, items=5),
+        ArgumentError,
+        "`items` must make items of unrolls, got 5. Pass `lp.n_step(5, "
+        "discount=0.99)` or `lp.sequences(length=80)`.",
+    ),
+    Row(
         "A learner with priorities for a table that gives each row out once",
         lambda: lp.ReplicatedLearnerNode(
             lambda state, batch: (state, {}),
@@ -4020,6 +4051,38 @@ ROWS = [
         lambda: replay_table().update_priorities(np.array([-3]), [1.0]),
         ArgumentError,
         "`keys` must be keys that this table gave, got -3. Pass `Taken.keys`.",
+    ),
+    Row(
+        "A save of a replay table without a directory",
+        lambda: replay_table().save(),
+        ArgumentError,
+        "`checkpoint_dir` must be a directory for `save`, got None. Give the table "
+        "one.",
+    ),
+    Row(
+        "A replay table in a directory of a run",
+        lambda: replay_table(checkpoint_dir=folder("config")),
+        CheckpointMismatchError,
+        "`checkpoint_dir` must be empty, or of a replay table, got runs/a with config. "
+        "Choose another directory.",
+    ),
+    Row(
+        "A replay table whose saved rows are of another form",
+        lambda: replay_table(
+            checkpoint_dir=saved_rows(), like={"reward": np.zeros(4, np.float32)}
+        ),
+        CheckpointMismatchError,
+        "`checkpoint_dir` must hold rows of this table's form, got others: "
+        "`trajectories` of checkpoint_dir must have the form of the first ones: "
+        "`reward` is float32[2,3] instead of float32[2,4]. Choose another "
+        "directory.",
+    ),
+    Row(
+        "A replay table whose saved rows are damaged",
+        lambda: replay_table(checkpoint_dir=saved_rows(damaged=True)),
+        CheckpointError,
+        "`table` must be as it was written, got its checksum is another in runs/a. "
+        "Move that folder away: the table begins empty.",
     ),
     Row(
         "A dataflow that waits for memory when `pw` is closed",

@@ -7,40 +7,22 @@ is made where there is none: some 2 GB, and two minutes.
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.actor_learner.setup import Setup
+from benchmarks.peer_venv import peer_python
 from benchmarks.rpc.processes import Child
 
-_LOG = logging.getLogger(__name__)
 _PACKAGES = ("ray[rllib]==2.60.*", "torch==2.13.0", "ale-py>=0.12")
-_MADE = "made"
-_INSTALL_S = 1200.0
 _READY_S = 300.0
 
 
 def environment(folder: Path) -> Path | None:
     """Return the Python that has RLlib; None, and a warning: it cannot be installed."""
-    python = folder / "bin" / "python"
-    if (folder / _MADE).exists():
-        return python
-    print(f"Installing {', '.join(_PACKAGES)} in {folder}", flush=True)
-    try:
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", *_PACKAGES],
-        ):
-            subprocess.run(command, check=True, timeout=_INSTALL_S)
-    except (subprocess.SubprocessError, OSError) as error:
-        _LOG.warning("RLlib is not measured: it cannot be installed (%s)", error)
-        return None
-    (folder / _MADE).touch()
-    return python
+    return peer_python(folder, _PACKAGES)
 
 
 class Peer:

@@ -72,6 +72,7 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("insert", _INSERT_ALL | {"priorities": [1.0, 2.0]}),
         ("turn", {"actor": "actor/0"}),
         ("update_priorities", {"keys": np.zeros(2, np.int64), "values": [1.0, 2.0]}),
+        ("save", {}),
         *_TABLE,
     ],
     "learner": [

@@ -74,6 +74,9 @@ TINY = {
         *("--rounds=1", "--window_s=0.2", "--actors=1", "--games=2", "--batch=4"),
         *("--unroll=4", "--norllib"),
     ],
+    "control_peers": [
+        *("--env=Pendulum-v1", "--seconds=0.2", "--warm=2", "--peers=none"),
+    ],
     "controller_reshard": ["--meshes=2"],
     "controller_overlap": ["--rounds=1", "--sleep_s=0.01"],
     "controller_pipeline": ["--rounds=1", "--sleep_s=0.002"],
@@ -88,6 +91,10 @@ TINY = {
     "accelerator": ["--tiny", "--only=checkpoint", "--only=islands"],
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
+    ],
+    "d4pg_control": [
+        *("--seeds=1", "--steps=4", "--steps_per_call=2", "--hidden=8", "--least=32"),
+        *("--batch_size=16", "--episodes=1", "--directory="),
     ],
     "weights": [],
     "lm": [
@@ -163,8 +170,10 @@ EXACT = {
     "rehearse": {"failures": 0, "missed": 0, "found": 1},
     "plan_biggan": {"stale": 0, "resnet_fits": 1},
     "actor_learner": {"rllib_speedup": None},
+    "control_peers": {"sb3_speedup": None, "sbx_ratio": None, "returns": None},
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
+    "d4pg_control": {"steps": 4, "scale": "process"},
     "weights": {"failures": 0, "kinds": 4},
     "lm": {"steps": 2, "devices": 8, "strategy": "fsdp"},
     "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
@@ -173,6 +182,7 @@ NIGHTLY = {
     *(
         "actor_learner",
         "checkpoint_stall",
+        "control_peers",
         "controller_order",
         "controller_recovery",
         "docs",
@@ -195,6 +205,8 @@ TIMEOUT_S = 1200  # for killing a run ten times on a busy machine
     ],
 )
 def test_benchmark_ends_with_its_numbers_as_json(name, tmp_path):
+    if name == "d4pg_control":
+        pytest.importorskip("mujoco", reason="jax-replicator[control]")
     if name == "bucket_faults":
         pytest.importorskip("moto")
     if name in ("hosts", "slow_links"):

@@ -3,7 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.impala_atari import Config, play, random_player, train_process
+from experiments import evaluator
+from experiments.environments import atari
+from experiments.impala_atari import Config, random_player, train_process
 from tests.experiments.command import found_by
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -25,7 +27,8 @@ def test_training_goes_on_from_its_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_chance_loses_at_pong():
-    gained = play(SMALL, random_player(SMALL, size=4), 4, seed=0)
+    games = atari.make_games(SMALL.game, 4)
+    gained = evaluator.play(games, random_player(SMALL, size=4), seed=0)
     assert all(-21 <= each <= -17 for each in gained)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import replicator
-from experiments.impala_catch import anakin, make_agent, run_process, watch
+from experiments.impala_catch import anakin_step, make_agent, run_process, watch
 from replicator.testing import assert_replica_invariant
 from tests.experiments.test_seeds import CATCH
 
@@ -26,8 +26,8 @@ def test_acting_and_learning_in_turn_finishes_episodes():
 def test_anakin_is_the_same_on_any_number_of_replicas(replicas):
     def ran(replicas):
         rep = replicator.Replicator(replicas)
-        init_fn, step_fn = anakin(make_agent(CATCH), CATCH, replicas)
-        boards = {"board": np.arange(16, dtype=np.int32)}
+        init_fn, step_fn = anakin_step(make_agent(CATCH), CATCH, replicas)
+        boards = np.arange(16, dtype=np.int32)
         with rep.session(step_fn, init_fn=init_fn, steps=3, display=False) as session:
             metrics = [session.step(boards) for _ in session.steps()]
         gained = [np.asarray(each["gained"]).reshape(16, -1) for each in metrics]

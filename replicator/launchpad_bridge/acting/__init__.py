@@ -5,6 +5,7 @@
     serial_environments  plain environments of gymnasium or dm_env
     environment_state    the state of an environment; snapshots: as bytes
     unroll               steps into trajectories
+    items                rows of a replay table, made of unrolls
     actor                unrolls, inserts, and outlives learner and table
     local_inference      the policy on the actor's own processor
     pulled_inference     the same, with variables pulled from a learner
@@ -21,6 +22,7 @@ from replicator.launchpad_bridge.acting.environments import (
     VectorEnvironment,
 )
 from replicator.launchpad_bridge.acting.inference import InferenceServer
+from replicator.launchpad_bridge.acting.items import Items, n_step, sequences
 from replicator.launchpad_bridge.acting.local_inference import LocalInference, Policy
 from replicator.launchpad_bridge.acting.serial_environments import (
     from_dm_env,
@@ -40,6 +42,7 @@ __all__ = [
     "Actor",
     "EnvironmentFailedError",
     "InferenceServer",
+    "Items",
     "LocalInference",
     "Policy",
     "Step",
@@ -49,6 +52,8 @@ __all__ = [
     "from_dm_env",
     "from_gymnasium",
     "from_gymnasium_envs",
+    "n_step",
+    "sequences",
     "start",
     "unroll",
 ]

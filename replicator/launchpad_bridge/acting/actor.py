@@ -31,8 +31,10 @@ from replicator.launchpad_bridge.acting.environments import (
     VectorEnvironment,
 )
 from replicator.launchpad_bridge.acting.inference import RemoteInference
+from replicator.launchpad_bridge.acting.items import Items
 from replicator.launchpad_bridge.acting.local_inference import Policy
 from replicator.launchpad_bridge.acting.pulled_inference import PulledInference
+from replicator.launchpad_bridge.acting.snapshots import pack, unpack
 from replicator.launchpad_bridge.acting.unroll import (
     Acting,
     Unrolled,
@@ -91,6 +93,7 @@ class Actor:
         episodes: int | None = None,
         is_deterministic: bool = False,
         one_episode_per_trajectory: bool = False,
+        items: Items | None = None,
     ) -> None:
         """Make an actor and its environments.
 
@@ -117,6 +120,8 @@ class Actor:
           one_episode_per_trajectory: Whether each trajectory begins with a new episode,
             whose seed follows from seed, index and number: then environments need no
             snapshots, and trajectories do not overlap.
+          items: `n_step` or `sequences`: makes the rows that are inserted, for a replay
+            table. None inserts the trajectories themselves.
 
         Raises:
           ArgumentError: An argument breaks its rule; or it is deterministic, and cannot
@@ -132,6 +137,11 @@ class Actor:
             is_deterministic=is_deterministic,
             one_episode_per_trajectory=one_episode_per_trajectory,
         )
+        if items is not None and not isinstance(items, Items):
+            raise ArgumentError(
+                f"`items` must make items of unrolls, got {items!r}. Pass "
+                "`lp.n_step(5, discount=0.99)` or `lp.sequences(length=80)`."
+            )
         if is_deterministic and episodes is not None:
             raise ArgumentError(
                 "`episodes` must be None with `is_deterministic=True`, got "
@@ -155,6 +165,7 @@ class Actor:
         self._most_episodes = episodes
         self._is_deterministic = is_deterministic
         self._begins_anew = one_episode_per_trajectory
+        self._items = items
         self._attempt = context.attempt if context else 0
         self._start: int | None = 0 if is_deterministic else None  # once it is known
         self._inference = (
@@ -163,6 +174,9 @@ class Actor:
             else RemoteInference(inference, self._waiting, seed=seed, index=index)
         )
         self._acting: Acting | None = None
+        self._held: Any = None  # steps of `_acting` that wait to become items
+        self._episodes: list[float] = []  # that ended since the last insert
+        self._refusals = 0
         self._number = 0  # of the turn that `_acting` is ready for
         self._counts = dict.fromkeys(
             ("steps", "trajectories", "episodes", "lost", "refused", "restored"), 0
@@ -196,10 +210,10 @@ class Actor:
         """Return counts of its work.
 
         Returns:
-          `steps` of all environments together; `trajectories` inserted, `lost` on their
-          way, `refused` by the table; `episodes` ended; `restored`, the number of times
-          that it went back to a turn or started from a snapshot; `waits`, `waited_s`
-          for nodes that were gone; `version` acted with last.
+          `steps` of all environments together; `trajectories`, or items, inserted,
+          `lost` on their way, `refused` by the table; `episodes` ended; `restored`, the
+          number of times that it went back to a turn or started from a snapshot;
+          `waits`, `waited_s` for nodes that were gone; `version` acted with last.
         """
         return {
             **self._counts,
@@ -252,10 +266,12 @@ class Actor:
             snapshot = None
         goes_back = self._acting is not None or snapshot is not None
         self._counts["restored"] += goes_back and self._number != number
+        self._held = None
         if snapshot is not None:
-            self._acting = unpack_acting(
-                self._environment, self._initial_core, snapshot
-            )
+            packed: Any = snapshot
+            if self._items is not None:
+                packed, self._held = unpack(snapshot)
+            self._acting = unpack_acting(self._environment, self._initial_core, packed)
         else:
             if number > 0 and self._is_deterministic and not self._begins_anew:
                 raise CheckpointMismatchError(
@@ -286,12 +302,18 @@ class Actor:
 
     def _insert(self, unrolled: Unrolled, turn: ActorTurn) -> ActorTurn:
         self._acting = unrolled.acting
-        self._number += 1
-        size = self._environment.size
-        self._counts["steps"] += size * self._length
+        self._counts["steps"] += self._environment.size * self._length
         self._counts["episodes"] += len(unrolled.episodes)
+        self._episodes += unrolled.episodes
+        rows: Any = unrolled.trajectories
+        if self._items is not None:
+            rows, self._held = self._items(rows, self._held, ends=self._begins_anew)
+            if rows is None:
+                return turn  # the next unroll belongs to it, too
+        size = len(rows["reward"])
+        self._number += 1
         try:
-            turn = self._inserted(unrolled, turn)
+            turn = self._inserted(rows, turn)
             self._counts["trajectories"] += size
         except TrajectoryError as error:
             if self._is_deterministic:
@@ -301,21 +323,22 @@ class Actor:
             # Only in free mode: the table may have received it before it died.
             self._waiting.lost("its table", error)
             self._counts["lost"] += size
+        self._episodes = []
         return turn
 
-    def _inserted(self, unrolled: Unrolled, turn: ActorTurn) -> ActorTurn:
+    def _inserted(self, rows: Any, turn: ActorTurn) -> ActorTurn:
         version = self._inference.version
         keeps = self._is_deterministic and not self._begins_anew
-        snapshot = pack_acting(self._environment, unrolled.acting) if keeps else None
+        snapshot = self._snapshot() if keeps else None
 
         def insert() -> ActorTurn:
             return self._table.insert(
-                unrolled.trajectories,
+                rows,
                 actor=self.name,
                 version=version,
                 number=turn.number,
                 snapshot=snapshot,
-                episodes=unrolled.episodes,
+                episodes=self._episodes,
             )
 
         # A turn has a number, so the table recognises it; other trajectories might be
@@ -324,9 +347,15 @@ class Actor:
         again_after = UNANSWERED if self._is_deterministic else (TableTimeoutError,)
         return self._waiting.call("its table", insert, again_after=again_after)
 
+    def _snapshot(self) -> bytes:
+        assert self._acting is not None, "an unroll has ended"
+        packed = pack_acting(self._environment, self._acting)
+        return packed if self._items is None else pack((packed, self._held))
+
     def _refused(self, size: int, error: TrajectoryError) -> None:
         self._counts["refused"] += size
-        times = self._counts["refused"] // size
+        self._refusals += 1
+        times = self._refusals
         if times & (times - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             _LOG.warning(
                 "%s: trajectories were refused (%d times by now): %s",

@@ -1,0 +1,35 @@
+"""A virtual environment of its own for a peer: it wants other versions of packages."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
+_MADE = "made"
+_INSTALL_S = 1200.0
+
+
+def peer_python(folder: Path, packages: Sequence[str]) -> Path | None:
+    """Return the Python of a folder that has the packages, which is made if need be.
+
+    Returns:
+      None, after a warning, where they cannot be installed.
+    """
+    folder = folder.absolute()
+    python = folder / "bin" / "python"
+    if (folder / _MADE).exists():
+        return python
+    print(f"Installing {', '.join(packages)} in {folder}", flush=True)
+    try:
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", *packages],
+        ):
+            subprocess.run(command, check=True, timeout=_INSTALL_S)
+    except (subprocess.SubprocessError, OSError) as error:
+        _LOG.warning("%s cannot be installed: %s", ", ".join(packages), error)
+        return None
+    (folder / _MADE).touch()
+    return python

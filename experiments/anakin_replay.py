@@ -1,0 +1,167 @@
+"""An agent with a replay memory, in one compiled step: act, keep, sample, learn.
+
+Each replica has its share of pendulums and of the memory, and draws its share of each
+sample from its own rows: nothing but gradients goes from one to another.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import replicator
+from experiments.environments import pendulum
+from experiments.off_policy import OffPolicy
+from experiments.returns import Learned
+
+_UNSEEN = 1 << 20  # folded into the keys of episodes that nobody learned from
+_LEARNED = ("params", "target", "opt")
+
+
+def make_step(
+    agent: OffPolicy,
+    *,
+    replicas: int,
+    environments: int,
+    unroll_length: int,
+    capacity: int,
+    batch_size: int,
+    updates: int,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return `init_fn` and `step_fn` of `anakin.learn`.
+
+    Args:
+      agent: Acts and learns.
+      replicas: That share all of what follows.
+      environments: Pendulums.
+      unroll_length: Steps of each in a call.
+      capacity: Rows of the memory; the oldest go.
+      batch_size: Rows of an update.
+      updates: In a call.
+    """
+    own, drawn = environments // replicas, batch_size // replicas
+    made = own * unroll_length
+    rows = capacity // replicas // made * made  # whole calls
+
+    def init_fn(key: Array) -> dict[str, Any]:
+        poles = pendulum.reset(jax.random.split(key, own))
+        memory = _rows(
+            agent, pendulum.observe(poles), jnp.zeros((own, 1)), poles.gained
+        )
+        memory = jax.tree.map(
+            lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), memory
+        )
+        replayed = replicator.PerReplica((poles, memory))
+        return {**agent.init_fn(key), "replayed": replayed, "calls": jnp.zeros((), int)}
+
+    def step_fn(
+        state: dict[str, Any], numbers: Array, key: Array
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        act_key, draw_key, learn_key = jax.random.split(key, 3)
+        poles, memory = state["replayed"].value
+        begun = state["calls"] * unroll_length
+        poles, new, moved = _play(
+            agent,
+            state["params"],
+            poles,
+            replicator.example_keys(act_key, len(numbers)),
+            begun + jnp.arange(unroll_length),
+        )
+        at = (state["calls"] * made) % rows
+        memory = jax.tree.map(
+            lambda old, leaf: jax.lax.dynamic_update_slice_in_dim(old, leaf, at, 0),
+            memory,
+            new,
+        )
+        held = jnp.minimum((state["calls"] + 1) * made, rows)
+        own_key = replicator.replica_key(draw_key)
+
+        def update(learned: dict[str, Any], number: Array) -> tuple[Any, Any]:
+            drawn_key = jax.random.fold_in(own_key, number)
+            place = jax.random.randint(drawn_key, (drawn,), 0, held)
+            batch = {
+                "trajectories": jax.tree.map(lambda leaf: leaf[place], memory),
+                "probability": jnp.ones(drawn),
+            }
+            key = jax.random.fold_in(learn_key, number)
+            learned, metrics = agent.step_fn(learned, batch, key)
+            del metrics["priority"]  # all rows are drawn alike
+            return learned, metrics
+
+        learned = {name: state[name] for name in _LEARNED}
+        learned, metrics = jax.lax.scan(update, learned, jnp.arange(updates))
+        metrics = jax.tree.map(lambda leaf: leaf[-1], metrics)
+        metrics["gained"] = replicator.PerReplica(moved.gained)
+        metrics["ended"] = replicator.PerReplica(moved.ended)
+        replayed = replicator.PerReplica((poles, memory))
+        return {**learned, "replayed": replayed, "calls": state["calls"] + 1}, metrics
+
+    return init_fn, step_fn
+
+
+def evaluated(
+    agent: OffPolicy, outcomes: dict[int, Learned], *, episodes: int
+) -> list[float]:
+    """Return the mean return of so many episodes without exploration, of each seed."""
+
+    @jax.jit
+    def play(params: Any, key: Array) -> Array:
+        keys = jax.random.split(key, episodes)
+
+        def one(poles: pendulum.Poles, _: None) -> tuple[pendulum.Poles, Array]:
+            action = agent.net.best(params, pendulum.observe(poles))
+            poles, moved = pendulum.step(poles, action, keys)
+            return poles, moved.reward
+
+        _, rewards = jax.lax.scan(
+            one, pendulum.reset(keys), None, length=pendulum.STEPS
+        )
+        return rewards.sum(axis=0).mean()
+
+    return [
+        float(play(found.params, jax.random.fold_in(jax.random.key(seed), _UNSEEN)))
+        for seed, found in outcomes.items()
+    ]
+
+
+def _play(
+    agent: OffPolicy, params: Any, poles: pendulum.Poles, keys: Array, steps: Array
+) -> tuple[pendulum.Poles, dict[str, Array], pendulum.Moved]:
+    """Return the pendulums after some steps, rows of transitions, and what happened."""
+
+    def one(poles: pendulum.Poles, step: Array) -> tuple[pendulum.Poles, Any]:
+        now = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
+        seen = pendulum.observe(poles)
+
+        def act(observation: Array, key: Array) -> Array:
+            first = jnp.zeros(1, bool)
+            given = ({"params": params}, observation[None], first, (), key)
+            return agent.policy(*given, steps=step)[0][0]
+
+        action = jax.vmap(act)(seen, now)
+        poles, moved = pendulum.step(poles, action, now)
+        row = _rows(agent, seen, action, moved.reward)
+        return poles, (row | {"next_observation": moved.observation}, moved)
+
+    poles, (rows, moved) = jax.lax.scan(one, poles, steps)
+    return (
+        poles,
+        jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows),
+        moved,
+    )
+
+
+def _rows(
+    agent: OffPolicy, seen: Array, action: Array, reward: Array
+) -> dict[str, Any]:
+    """Return rows as `n_step` makes them of one step: no episode terminates."""
+    return {
+        "observation": seen,
+        "action": action,
+        "reward": reward,
+        "discount": jnp.full(reward.shape, agent.discount),
+        "next_observation": seen,
+        "extras": {},
+    }

@@ -1,0 +1,64 @@
+"""Learn continuous control with D4PG, from a replay table.
+
+    python -m experiments.d4pg_control --env=InvertedPendulum-v5 --seeds=3
+    python -m experiments.d4pg_control --env=HalfCheetah-v5 --seeds=1
+    python -m experiments.d4pg_control --scale=program --launch_type=processes
+    python -m experiments.d4pg_control --scale=anakin --env=pendulum
+
+Its tasks need `jax-replicator[control]`, but for the pendulum. Scales and the last line
+are those of `control_runs`.
+"""
+
+import dataclasses
+
+import optax
+
+from experiments import config_flags, control_runs
+from experiments.config_flags import Amount, Count
+from experiments.off_policy import OffPolicy
+from models.d4pg import D4pg
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(control_runs.ControlSettings):
+    """Settings of the experiment; each field is a flag.
+
+    Attributes:
+      noise: Standard deviation of exploration.
+      atoms: Of the critic, whose bounds are those of the task's rewards, for ever.
+    """
+
+    noise: Amount = 0.2
+    atoms: Count = 51
+    directory: str = "runs/d4pg_control"
+
+
+def make_agent(config: Config) -> OffPolicy:
+    """Return the agent, which is the same at each scale."""
+    shape, action_size = control_runs.sizes_of(config)
+    rewards = control_runs.TASKS[config.env].rewards
+    low, high = (each / (1 - config.discount) for each in rewards)
+    return OffPolicy(
+        net=D4pg(
+            action_size=action_size,
+            v_min=low,
+            v_max=high,
+            atoms=config.atoms,
+            hidden=config.hidden,
+            noise=config.noise,
+        ),
+        observation_shape=shape,
+        optimizer=optax.adam(config.learning_rate),
+        discount=config.discount,
+        warmup=config.warmup,
+        follow=config.follow,
+        importance=config.importance,
+    )
+
+
+def main(config: Config) -> None:
+    control_runs.run(config, make_agent, "D4PG")
+
+
+if __name__ == "__main__":
+    config_flags.run(main, Config)

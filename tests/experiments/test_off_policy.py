@@ -1,0 +1,182 @@
+"""The agent that learns from samples: law 1, weights, and its loop in one process."""
+
+import dataclasses
+import functools
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicator
+import replicator.launchpad_bridge as lp
+from experiments import agent_program, anakin_replay, evaluator, replayed
+from experiments.environments import control
+from experiments.off_policy import OffPolicy
+from models.d4pg import D4pg
+from replicator.launchpad_bridge.acting import from_gymnasium_envs
+from tests.experiments.environments.test_control import Reach
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+AGENT = OffPolicy(
+    net=D4pg(action_size=2, v_min=-2.0, v_max=2.0, atoms=11, hidden=16),
+    observation_shape=(2,),
+    optimizer=optax.adam(1e-2),
+    warmup=3,
+)
+
+
+def batch_of(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    batch = {
+        "trajectories": {
+            "observation": draw(rows, 2),
+            "next_observation": draw(rows, 2),
+            "action": np.tanh(draw(rows, 2)),
+            "reward": draw(rows),
+            "discount": np.full(rows, 0.9, np.float32),
+        },
+        "probability": rng.uniform(0.01, 1, rows).astype(np.float32),
+    }
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def learned(replicas, *, accumulate=1, steps=3):
+    rep = replicator.Replicator(devices=jax.devices()[:replicas])
+    state = rep.init(AGENT.init_fn, seed=0)
+    step, metrics = rep.compile(AGENT.step_fn, accumulate=accumulate), {}
+    for number in range(steps):
+        state, metrics = step(state, batch_of(8, number), jax.random.key(number))
+    return jax.device_get((state, metrics))
+
+
+@pytest.mark.slow
+def test_replicas_and_microbatches_learn_the_same():
+    (one, rows), (many, other) = learned(1), learned(2, accumulate=2)
+    for name in ("params", "target"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            one[name],
+            many[name],
+        )
+    np.testing.assert_allclose(rows["priority"], other["priority"], atol=1e-4)
+    assert rows["priority"].shape == (8,)
+
+
+def test_target_networks_follow_by_a_share():
+    before = jax.device_get(AGENT.init_fn(jax.random.key(0)))
+    after, _ = jax.jit(AGENT.step_fn)(before, batch_of(8), jax.random.key(0))
+    due = optax.incremental_update(after["params"], before["target"], AGENT.follow)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), after["target"], due
+    )
+
+
+def test_a_row_drawn_twice_as_often_counts_less_by_the_exponent():
+    agent = dataclasses.replace(AGENT, importance=1.0, optimizer=optax.sgd(1.0))
+    before = agent.init_fn(jax.random.key(0))
+    once = batch_of(4)
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf[:1]]), once)
+    once["probability"] = jnp.full(4, 0.25)
+    twice["probability"] = jnp.array([2.0, 1, 1, 1, 2]) / 5
+    step = jax.jit(agent.step_fn)
+    one, other = (step(before, batch, jax.random.key(0))[0] for batch in (once, twice))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        one["params"],
+        other["params"],
+    )
+
+
+def test_it_acts_at_random_until_it_is_warm():
+    variables = {"params": AGENT.init_fn(jax.random.key(0))["params"]}
+    given = (variables, jnp.zeros((3, 2)), jnp.ones(3, bool), (), jax.random.key(5))
+    cold, warm = (AGENT.policy(*given, steps=np.int32(n))[0] for n in (2, 3))
+    explored, *_ = AGENT.net.act(
+        variables["params"], *given[1:4], key=jax.random.split(given[4])[0]
+    )
+    np.testing.assert_array_equal(warm, explored)
+    assert (np.abs(cold - explored) > 1e-3).any()
+
+
+def test_a_loop_in_one_process_learns_from_its_table():
+    table = lp.ReplayTable(100, sampler=lp.prioritised(0.6))
+    make = lambda: control.Scaled(Reach())  # noqa: E731
+    found = replayed.learn(
+        replicator.Replicator(devices=jax.devices()[:2]),
+        AGENT,
+        from_gymnasium_envs([make] * 2),
+        table,
+        items=lp.n_step(3, discount=0.9),
+        batch_size=8,
+        unroll_length=4,
+        steps=6,
+        steps_per_call=2,
+        least=10,
+    )
+    counts = table.statistics()
+    assert found.updates == 6
+    assert (counts["taken"], counts["updated"]) == (48, 48)
+
+
+@pytest.mark.slow
+def test_anakin_keeps_a_memory_on_each_replica():
+    rep = replicator.Replicator(devices=jax.devices()[:2])
+    net = D4pg(action_size=1, v_min=-2.0, v_max=2.0, atoms=5, hidden=8)
+    agent = dataclasses.replace(AGENT, net=net, observation_shape=(3,))
+    sizes = {"environments": 4, "unroll_length": 2, "capacity": 24, "batch_size": 8}
+    init_fn, step_fn = anakin_replay.make_step(agent, replicas=2, updates=2, **sizes)
+    state, step = rep.init(init_fn, seed=0), rep.compile(step_fn)
+    for number in range(4):  # the fourth overwrites the first
+        state, _ = step(state, np.arange(4, dtype=np.int32), jax.random.key(number))
+    poles, memory = jax.device_get(state["replayed"].value)
+    assert memory["reward"].shape == (2, 12)
+    assert (memory["reward"] < 0).all()
+    assert poles.age.ravel().tolist() == [8] * 4
+
+
+def reach(size, index=0):
+    del index
+    return from_gymnasium_envs([Reached] * size)
+
+
+class Reached(control.Scaled):
+    """Cut by time after five steps."""
+
+    def __init__(self):
+        super().__init__(gymnasium.wrappers.TimeLimit(Reach(), 5))
+
+
+@pytest.mark.slow
+def test_a_program_learns_from_its_replay_table(tmp_path):
+    found = agent_program.learn(
+        AGENT,
+        functools.partial(reach, 2),
+        "threads",
+        actors=2,
+        batch_size=8,
+        unroll_length=4,
+        steps=6,
+        replay={"capacity": 100, "sampler": lp.prioritised(0.6)},
+        items=lp.n_step(3, discount=0.9),
+        evaluator=functools.partial(
+            evaluator.Evaluator,
+            *(reach, AGENT.greedy, AGENT.initial_core, tmp_path, 0),
+        ),
+        folder=tmp_path,
+    )
+    assert found.updates == 6
+
+
+def test_each_environments_first_episode_counts_in_an_evaluation():
+    seen = []
+
+    def choose(observation, first, t):
+        seen.append(t)
+        return np.ones((3, 2), np.float32)
+
+    assert evaluator.play(reach(3), choose, seed=0) == [5.0] * 3
+    assert seen == [0, 1, 2, 3, 4]
