@@ -26,10 +26,10 @@ from replicator.controller.islands.protocol import (
     Drop,
     IslandDevice,
     IslandMessage,
+    IslandReport,
     Key,
     Order,
     OrderList,
-    Report,
 )
 from replicator.controller.islands.remote import RemoteIsland
 from replicator.controller.islands.wire import joined_parts
@@ -67,9 +67,9 @@ class GroupIsland:
         self,
         name: str,
         devices: Sequence[IslandDevice],
-        make_member: Callable[[int, Report, Lost], RemoteIsland],
+        make_member: Callable[[int, IslandReport, Lost], RemoteIsland],
         *,
-        report: Report,
+        report: IslandReport,
         lost: Lost,
     ) -> None:
         self.name = name

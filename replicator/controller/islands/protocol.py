@@ -207,7 +207,7 @@ class IslandMessage:
     values: Mapping[int, PyTree]
 
 
-class Report(Protocol):
+class IslandReport(Protocol):
     """What an island calls when values are computed, or cannot be."""
 
     def __call__(

@@ -28,8 +28,8 @@ from replicator.controller.islands.protocol import (
     Computation,
     IslandDevice,
     IslandMessage,
+    IslandReport,
     Key,
-    Report,
     lost_with,
 )
 from replicator.controller.islands.running.host_run import HostRun
@@ -106,7 +106,7 @@ class RemoteIsland:
         client: Client,
         session: str,
         platform: str,
-        report: Report,
+        report: IslandReport,
         lost_after_s: float,
         lost: Callable[[str, BaseException], None],
         parent: IslandParent | None = None,
