@@ -978,9 +978,18 @@ def read_when_closed():
 
 
 def connected_to_one_of_two():
-    about = [jax.__version__, "cpu", 1, [["cpu", 1, 0], ["cpu", 1, 1]]]
-    with rpc.Server().bind("describe", lambda: about) as server:
+    with _described(1, "a") as server:
         return controller.connect([server.address])
+
+
+def connected_to_two_groups_as_one():
+    with _described(0, "a") as first, _described(1, "b") as second:
+        return controller.connect([[first.address, second.address]])
+
+
+def _described(number, group):
+    about = [jax.__version__, "cpu", number, [["cpu", 1, 0], ["cpu", 1, 1]], group]
+    return rpc.Server().bind("describe", lambda: about)
 
 
 def on_a_lost_island(use):
@@ -3757,6 +3766,13 @@ ROWS = [
         "`addresses` must be those of all processes of an island, [0, 1], got those of "
         "[1] for one. Pass a list of one for each process of its `jax.distributed` "
         "group in its place.",
+    ),
+    Row(
+        "Processes of two groups as one island",
+        connected_to_two_groups_as_one,
+        ArgumentError,
+        "`addresses` must be those of one `jax.distributed` group for an island, got "
+        "those of 2 for one. Pass a list of its own for each.",
     ),
     Row(
         "Islands that are lost at once",

@@ -100,6 +100,12 @@ class Outcome:
         return self.updates(0)[0]["time_s"] - self.started_s
 
     @property
+    def was_late(self) -> bool:
+        """Whether no update followed the kill: the run, or its victim, was over."""
+        last_s = max((line["time_s"] for line in self.lines), default=0.0)
+        return self.killed_s is None or self.killed_s >= last_s
+
+    @property
     def resumed_s(self) -> float | None:
         """From the kill to the next update of a learner that was started again."""
         again = self.updates(1)
@@ -266,7 +272,8 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
     done = int(outcome.result["variables"]["updates"])
     if (outcome.result["step"], done) != (STEPS, STEPS):
         found.append(f"{outcome.result['step']} steps and {done} updates at its end")
-    if victim is not None and not outcome.restarts.get(victim):
+    was_killed = victim is not None and not outcome.was_late
+    if was_killed and not outcome.restarts.get(victim or ""):
         found.append(f"{victim} was not started again")
     last, attempts = 0, sorted({line["attempt"] for line in outcome.lines})
     for attempt in attempts:

@@ -48,7 +48,9 @@ class Disk:
         for each in made:
             self.sync_directory(each.parent)
 
-    def write_file(self, path: Path, data: bytes | Iterable[bytes]) -> None:
+    def write_file(
+        self, path: Path, data: bytes | Iterable[bytes | memoryview]
+    ) -> None:
         """Write a new file, at once or in parts, and wait until it is on the disk."""
         self.announce("write_file", path)
         with path.open("xb") as file:
@@ -70,7 +72,9 @@ class Disk:
         self.announce("rename", target)
         source.rename(target)
 
-    def replace_file(self, path: Path, data: bytes) -> None:
+    def replace_file(
+        self, path: Path, data: bytes | Iterable[bytes | memoryview]
+    ) -> None:
         """Replace the content of a file, atomically and durably."""
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
         draft.unlink(missing_ok=True)

@@ -5,7 +5,9 @@ flight (jax 0.10, 0.12), unless each step is dispatched when the last has ended 
 pool has threads for all. On other platforms none of this matters.
 """
 
+import contextlib
 import os
+import secrets
 
 import jax
 
@@ -16,6 +18,8 @@ from replicator.distributed.launchers.detection import detect
 from replicator.distributed.leaving import leave_at_once_after_an_exception
 from replicator.distributed.report_progress import VARIABLE
 from replicator.errors import DistributedError, TooLateError
+
+_TOKEN = "replicator/group/"
 
 
 def configure_cpu() -> None:
@@ -37,6 +41,20 @@ def configure_cpu() -> None:
             f"{jax.local_device_count()} devices here with steps at once. Call "
             "`replicator.distributed.initialize()` right after JAX's own."
         )
+
+
+def group_token() -> str:
+    """Return a text that all processes of this one's group have, and no other group's.
+
+    It is "" for a process that is alone. Who asks first makes it: nobody waits.
+    """
+    client = coordination.coordination_client()
+    if client is None or coordination.process_count() == 1:
+        return ""
+    with contextlib.suppress(coordination.ServiceError):  # it is there
+        client.key_value_set(f"{_TOKEN}token", secrets.token_hex(8))
+    ((_, token),) = client.key_value_dir_get(_TOKEN)
+    return token
 
 
 def require_joined() -> None:

@@ -57,7 +57,6 @@ from replicator.launchpad_bridge.nodes.processes_colocation import (
     MultiProcessingColocation,
 )
 from replicator.launchpad_bridge.nodes.py_node import PyClassNode, PyNode
-from replicator.launchpad_bridge.nodes.reverb_node import ReverbNode
 from replicator.launchpad_bridge.nodes.threads_colocation import (
     MultiThreadingColocation,
 )
@@ -74,7 +73,6 @@ from replicator.launchpad_bridge.protocols import (
     Workers,
 )
 from replicator.launchpad_bridge.replay.rate_limiter import RateLimiter
-from replicator.launchpad_bridge.replay.replay_table import ReplayTable
 from replicator.launchpad_bridge.replay.samplers import (
     fifo,
     lifo,
@@ -105,15 +103,19 @@ if TYPE_CHECKING:
     from replicator.launchpad_bridge.acting.actor import Actor
     from replicator.launchpad_bridge.acting.inference import InferenceServer
     from replicator.launchpad_bridge.acting.items import n_step, sequences
+    from replicator.launchpad_bridge.compat.reverb_node import ReverbNode
     from replicator.launchpad_bridge.learner.node import ReplicatedLearnerNode
     from replicator.launchpad_bridge.nodes.island_node import IslandNode
+    from replicator.launchpad_bridge.replay.replay_table import ReplayTable
 
 # A program without these does not wait for JAX and the replicator.
 _LOADED_WHEN_USED = {
     "Actor": "acting.actor",
     "InferenceServer": "acting.inference",
     "IslandNode": "nodes.island_node",
+    "ReplayTable": "replay.replay_table",
     "ReplicatedLearnerNode": "learner.node",
+    "ReverbNode": "compat.reverb_node",
     "n_step": "acting.items",
     "sequences": "acting.items",
 }

@@ -29,6 +29,7 @@ def outcome(**changes):
         lines=lines(0, range(1, 58)) + lines(1, range(51, STEPS + 1)),
         result=result(),
         restarts={"learner": 1},
+        killed_s=-1.0,
         durable=50,
     )
     return dataclasses.replace(good, **changes)
@@ -57,6 +58,10 @@ BAD = {
 
 def test_a_run_that_went_on_from_its_checkpoint_is_right():
     assert problems(outcome(), "learner") == []
+
+
+def test_a_kill_after_the_last_update_starts_nobody_again():
+    assert problems(outcome(restarts={}, killed_s=1.0), "learner") == []
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -1,5 +1,6 @@
 """Functions of the host as ops: in order, once, beside the devices."""
 
+import gc
 import os
 import pickle
 import threading
@@ -201,7 +202,21 @@ def test_all_calls_on_an_island_that_is_a_process_are_of_one_object_there():
         process = pw.host(counter.process, on, result)
         twice = pw.program(lambda x: (process(x), process(x)))
         found = [*controller.read(twice(ONES)), controller.read(process(ONES))]
+        assert probed(pw, on) == 1
+        del process, twice
+        gc.collect()
+        assert probed(pw, on) == 0  # it lived there as long as its op did here
     calls, ids = np.array(found).T.tolist()
     assert calls == [1, 2, 3]
     assert os.getpid() not in ids
     assert counter.calls == 0
+
+
+def counters(x):
+    gc.collect()
+    found = [each for each in gc.get_objects() if type(each).__name__ == "Counter"]
+    return np.int32(sum("process" in vars(type(each)) for each in found)) + 0 * x
+
+
+def probed(pw, on):
+    return int(pw.host(counters, on, NUMBER)(np.int32(0)))

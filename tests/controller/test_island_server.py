@@ -92,7 +92,7 @@ def test_an_island_that_is_not_there_is_an_error_at_once():
 
 
 def test_another_version_of_jax_is_refused():
-    about = ["0.0.1", "cpu", 0, [["cpu", 1, 0]]]
+    about = ["0.0.1", "cpu", 0, [["cpu", 1, 0]], ""]
     with (
         rpc.Server().bind("describe", lambda: about) as server,
         pytest.raises(ArgumentError, match="version of JAX"),

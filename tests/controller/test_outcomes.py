@@ -100,8 +100,8 @@ def computation(places=(0,), *, is_host=False):
     )
 
 
-def call(given, made, on=None):
-    return Call(computation=on or computation(), inputs=(given,), outputs=(made,))
+def call(given, *made, on=None):
+    return Call(computation=on or computation(), inputs=(given,), outputs=made)
 
 
 def drop(*values):
@@ -118,8 +118,9 @@ SEND = Send(input=1, output=9, places=(0,), target="b", sources=(0,), targets=(0
         ([call(0, 1), call(1, 2)], set()),  # it is a result
         ([call(0, 1), SEND, call(1, 2), drop(1)], set()),
         ([call(0, 1), call(0, 2), drop(1), drop(2)], set()),  # the next does without
-        ([call(0, 1), call(1, 2, computation((1,))), drop(1)], set()),
-        ([call(0, 1), call(1, 2, computation(is_host=True)), drop(1)], set()),
+        ([call(0, 3, 1), SEND, call(3, 2), drop(3, 1)], set()),  # one of two
+        ([call(0, 1), call(1, 2, on=computation((1,))), drop(1)], set()),
+        ([call(0, 1), call(1, 2, on=computation(is_host=True)), drop(1)], set()),
         (
             [call(0, 1), Put(output=5, places=(0,), layout=None), call(1, 2), drop(1)],
             set(),

@@ -26,6 +26,7 @@ from replicator.controller.islands.protocol import (
     ShardReceiver,
     process_name,
 )
+from replicator.controller.islands.running.host_run import forget_function
 from replicator.controller.islands.waiting.arrivals import IslandValue, lost_value
 from replicator.controller.islands.waiting.asked_reads import AskedReads
 from replicator.controller.islands.waiting.outcome import Outcome
@@ -325,6 +326,9 @@ class HostedIsland:
     def _forget_computation(self, number: int) -> None:
         self._computations.pop(number, None)
 
+    def _forget_function(self, token: str) -> None:
+        forget_function(str(token))
+
 
 _ITEMS: dict[str, Callable[..., None]] = {
     "orders": HostedIsland._take_orders,
@@ -335,4 +339,5 @@ _ITEMS: dict[str, Callable[..., None]] = {
     "peer": HostedIsland._take_peer,
     "forget_orders": HostedIsland._forget_orders,
     "forget_computation": HostedIsland._forget_computation,
+    "forget_function": HostedIsland._forget_function,
 }

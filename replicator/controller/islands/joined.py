@@ -179,7 +179,14 @@ class _Served:
             _checked(client.describe(), address)
             for client, address in zip(clients, addresses, strict=True)
         ]
-        numbers = [number for _, number, _ in abouts]
+        groups = len({group for *_, group in abouts})
+        if groups > 1:
+            raise ArgumentError(
+                "`addresses` must be those of one `jax.distributed` group for an "
+                f"island, got those of {groups} for one. Pass a list of its own for "
+                "each."
+            )
+        numbers = [number for _, number, *_ in abouts]
         wanted = sorted({process for _, _, process in abouts[0][2]})
         if sorted(numbers) != wanted:
             raise ArgumentError(
@@ -188,7 +195,7 @@ class _Served:
                 "of its `jax.distributed` group in its place."
             )
         # Each process knows the memory of its own devices alone.
-        of = dict(zip(numbers, (found for _, _, found in abouts), strict=True))
+        of = dict(zip(numbers, (found for _, _, found, _ in abouts), strict=True))
         kinds = [of[process][n] for n, (_, _, process) in enumerate(abouts[0][2])]
         return cls(
             addresses=dict(zip(numbers, addresses, strict=True)),
@@ -245,11 +252,11 @@ class _Served:
 
 def _checked(
     about: tuple[Any, ...], address: str
-) -> tuple[str, int, Sequence[tuple[str, int, int]]]:
-    version, platform, number, devices = about
+) -> tuple[str, int, Sequence[tuple[str, int, int]], str]:
+    version, platform, number, devices, group = about
     if version != jax.__version__:
         raise ArgumentError(
             f"an island must have the controller's version of JAX, {jax.__version__}, "
             f"got {version} at {address}. Install the same on both."
         )
-    return platform, number, [tuple(each) for each in devices]
+    return platform, number, [tuple(each) for each in devices], group

@@ -200,9 +200,8 @@ class LocalIsland:
 
         if isinstance(order, Call):
             inputs = [key(value) for value in order.inputs]
-            is_passing = self._reports_chains and not (
-                message.order_list.passing.isdisjoint(order.outputs)
-            )
+            passing = message.order_list.passing if self._reports_chains else ()
+            is_passing = bool(order.outputs) and order.outputs[0] in passing
             self._call(order, message.run, inputs, is_passing=is_passing)
         elif isinstance(order, Drop):
             for value in order.values:

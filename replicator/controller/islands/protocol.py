@@ -169,10 +169,10 @@ class OrderList:
 
     @functools.cached_property
     def passing(self) -> frozenset[int]:
-        """Values that the next call on their devices takes, and nothing waits for."""
+        """First values of calls that the next call there takes, and nothing awaits."""
         awaited = set(self.kept)
         last: dict[tuple[int, ...], tuple[int, ...]] = {}
-        found: set[int] = set()
+        taken: list[tuple[int, ...]] = []
         for order in self.orders:
             if isinstance(order, Send):
                 awaited.add(order.input)
@@ -183,9 +183,9 @@ class OrderList:
             elif isinstance(order, Call):
                 before = last.get(order.computation.places, ())
                 if not set(before).isdisjoint(order.inputs):
-                    found.update(before)
+                    taken.append(before)
                 last[order.computation.places] = order.outputs
-        return frozenset(found - awaited)
+        return frozenset(each[0] for each in taken if awaited.isdisjoint(each))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

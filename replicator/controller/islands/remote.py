@@ -32,6 +32,7 @@ from replicator.controller.islands.protocol import (
     Report,
     lost_with,
 )
+from replicator.controller.islands.running.host_run import HostRun
 from replicator.controller.islands.wire import (
     Data,
     array_on_device,
@@ -169,6 +170,10 @@ class RemoteIsland:
         weakref.finalize(
             computation, self._outbox.put, ["forget_computation", number]
         ).atexit = False
+        if isinstance(computation.run, HostRun):
+            host = computation.run.function
+            forget = ["forget_function", host.token]
+            weakref.finalize(host, self._outbox.put, forget).atexit = False
         layouts = [layout_from(each) for each in found]
         return [layout for layout in layouts if layout is not None]
 

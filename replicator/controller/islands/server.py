@@ -30,7 +30,7 @@ from replicator.controller.islands.hosted import HostedIsland
 from replicator.controller.islands.in_process import described
 from replicator.controller.islands.protocol import IslandDevice
 from replicator.controller.islands.wire import Data
-from replicator.distributed.jax_group import accept_jax_group
+from replicator.distributed.jax_group import accept_jax_group, group_token
 from replicator.errors import ArgumentError
 from replicator.rpc.client.client import Client
 from replicator.rpc.security.secret import Secret
@@ -127,15 +127,16 @@ class IslandService:
         """Return what a controller must know of this process and of its devices.
 
         Returns:
-          The version of JAX, the platform, the number of this process in its group, and
-          kind, memory and number of the process of each device.
+          The version of JAX, the platform, the number of this process in its group;
+          kind, memory and number of the process of each device; and the group's token.
         """
         device = self._devices[0].device
         devices = [
             [each.kind, each.memory_bytes, each.process] for each in self._devices
         ]
         number = device.client.process_index()
-        return [jax.__version__, _export_platform(device), number, devices]
+        platform = _export_platform(device)
+        return [jax.__version__, platform, number, devices, group_token()]
 
     @accepts(session=text(), name=text(), peers=_ADDRESSES, lost_after_s=seconds())
     def join(

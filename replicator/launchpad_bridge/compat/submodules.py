@@ -22,8 +22,8 @@ from replicator.launchpad_bridge.compat.courier_client import Client
 from replicator.launchpad_bridge.compat.courier_node import CourierNode
 from replicator.launchpad_bridge.compat.courier_server import Server
 from replicator.launchpad_bridge.compat.launch_flags import FLAGS, LAUNCH_TYPE, launch
+from replicator.launchpad_bridge.compat.reverb_node import ReverbHandle
 from replicator.launchpad_bridge.launch_types import LaunchType
-from replicator.launchpad_bridge.nodes.reverb_node import ReverbHandle
 from replicator.launchpad_bridge.running.node_context import LaunchContext, get_context
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from replicator.base.types import PyTree
 from replicator.launchpad_bridge.replay.removers import REMOVERS, RemoverName
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler
 
@@ -37,6 +38,24 @@ class DrawnRows(NamedTuple):
     versions: np.ndarray
     probabilities: np.ndarray
     used_up: np.ndarray
+
+
+class SavedRows(NamedTuple):
+    """Rows of a segment that are held.
+
+    Attributes:
+      rows: Leaves [n, ...].
+      keys: int64 [n].
+      versions: int64 [n].
+      priorities: float64 [n].
+      times: int64 [n], how often each was drawn.
+    """
+
+    rows: PyTree
+    keys: np.ndarray
+    versions: np.ndarray
+    priorities: np.ndarray
+    times: np.ndarray
 
 
 class HeldRows:
@@ -66,8 +85,8 @@ class HeldRows:
         self._free = deque(range(capacity))
         self._places = 1 << (capacity - 1).bit_length()
         self.keys = np.full(capacity, _GONE, np.int64)
-        start = -(-first_key // self._places) * self._places
-        self._next_keys = start + np.arange(capacity)
+        self._first_key = -(-first_key // self._places) * self._places
+        self._next_keys = self._first_key + np.arange(capacity)
         self.versions = np.zeros(capacity, np.int64)
         self.priorities = np.zeros(capacity)
         self._serials = np.zeros(capacity, np.int64)  # order of insertion
@@ -77,6 +96,11 @@ class HeldRows:
         self._oldest: int | None = None  # lowest version that is drawn
         self._is_drawn = np.zeros(capacity, bool)  # a row, and not below `_oldest`
         self._lowest_drawn = 0  # no version that is drawn is below
+        # Places and keys of rows since the last save; None where there are none.
+        self._unsaved: list[np.ndarray] | None = None
+        # Keys, sorted, and places of rows of a checkpoint, whose keys are of a table
+        # before this one, and lead to other places.
+        self._restored = np.zeros((2, 0), np.int64)
 
     @property
     def drawable(self) -> int:
@@ -131,19 +155,37 @@ class HeldRows:
             priorities = np.full(len(slots), self.largest or 1.0)
         self.keys[slots] = self._next_keys[slots]
         self._next_keys[slots] += self._places
-        self.versions[slots] = version
+        if self._left is not None and self._most_times is not None:
+            self._left[slots] = self._most_times
+        if self._unsaved is not None:
+            self._unsaved.append(np.stack([slots, self.keys[slots]]))
+        self._hold(slots, np.full(len(slots), version), priorities)
+
+    def restore(self, slots: np.ndarray, saved: SavedRows) -> None:
+        """Hold rows of a checkpoint in reserved places, int64 [n], in this order."""
+        self.keys[slots] = saved.keys
+        if self._left is not None and self._most_times is not None:
+            self._left[slots] = np.maximum(self._most_times - saved.times, 1)
+        restored = np.concatenate([self._restored, [saved.keys, slots]], axis=1)
+        self._restored = restored[:, np.argsort(restored[0])]
+        self._hold(slots, saved.versions, saved.priorities)
+
+    def _hold(
+        self, slots: np.ndarray, versions: np.ndarray, priorities: np.ndarray
+    ) -> None:
+        self.versions[slots] = versions
         self.priorities[slots] = priorities
         self._serials[slots] = self._next_serial + np.arange(len(slots))
         self._next_serial += len(slots)
-        if self._left is not None and self._most_times is not None:
-            self._left[slots] = self._most_times
         self.held += len(slots)
         self.largest = max(self.largest, float(priorities.max(initial=0.0)))
         self._removal.add(slots, priorities)
-        if self._oldest is None or version >= self._oldest:
-            self._lowest_drawn = min(self._lowest_drawn, version)
-            self._is_drawn[slots] = True
-            self._draws.add(slots, priorities)
+        self._lowest_drawn = min(self._lowest_drawn, int(versions.min(initial=1 << 62)))
+        if self._oldest is not None:
+            is_drawn = versions >= self._oldest
+            slots, priorities = slots[is_drawn], priorities[is_drawn]
+        self._is_drawn[slots] = True
+        self._draws.add(slots, priorities)
 
     def release(self, slots: np.ndarray) -> None:
         """Give back places, int64 [n], that hold no row."""
@@ -180,7 +222,7 @@ class HeldRows:
           keys: int64 [n].
           priorities: float64 [n]; of one key twice the last counts.
         """
-        slots = keys & (self._places - 1)
+        slots = self._slots_of(keys)
         is_held = self.keys.take(slots, mode="clip") == keys
         late = len(keys) - int(np.count_nonzero(is_held))
         if late:
@@ -202,7 +244,34 @@ class HeldRows:
         """Return which keys, int64 [n], may be of a row: bool [n]."""
         slots = keys & (self._places - 1)
         newest = self._next_keys.take(slots, mode="clip")
-        return (keys >= 0) & (slots < self._capacity) & (keys < newest)
+        is_given = (slots < self._capacity) & (keys < newest)
+        return (keys >= 0) & (is_given | (keys < self._first_key))
+
+    def _slots_of(self, keys: np.ndarray) -> np.ndarray:
+        """Return the place that each key may be in."""
+        slots = keys & (self._places - 1)
+        if self._restored.size:
+            is_old = keys < self._first_key
+            at = np.searchsorted(self._restored[0], keys[is_old])
+            slots[is_old] = self._restored[1].take(at, mode="clip")
+        return slots
+
+    def save_from_now_on(self) -> None:
+        """Keep the places and keys of new rows for `new_rows`."""
+        self._unsaved = []
+
+    def new_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return places and keys, int64 [n], of rows since the last call, in order."""
+        found = [np.zeros((2, 0), np.int64), *(self._unsaved or [])]
+        self._unsaved = []
+        slots, keys = np.concatenate(found, axis=1)
+        return slots, keys
+
+    def times(self) -> np.ndarray:
+        """Return how often each row was drawn, int64 [capacity], where it counts."""
+        if self._left is None or self._most_times is None:
+            return np.zeros(self._capacity, np.int64)
+        return self._most_times - self._left
 
     def draw_from(self, oldest: int | None) -> None:
         """Draw no rows of a version below `oldest` from now on; None: draw any."""

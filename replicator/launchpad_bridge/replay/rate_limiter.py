@@ -131,14 +131,17 @@ class LimitedCounts:
         return f"{self.inserted} rows inserted, {self.taken} drawn, {limiter}"
 
     def begin_with(self, *, inserted: int, taken: int, held: int) -> None:
-        """Go on with the counts of another table of `held` rows, under this limiter.
+        """Go on with the counts of a checkpoint, of a table of `held` rows.
 
-        They may stand outside of its bounds, on either side; so d begins anew.
+        Under another limiter d may be out of bounds, on either side; then it begins
+        anew, such that neither side waits for ever.
         """
         self.inserted, self.taken = inserted, taken
-        ratio = self.limiter.samples_per_insert or 0.0
-        begun = ratio * min(held, self.limiter.min_size)
-        self._start = begun - (ratio * inserted - taken)
+        limiter, at = self.limiter, self._at(inserted)
+        is_within = abs(at - limiter.middle) <= (limiter.error or 0.0)
+        if held < limiter.min_size or not is_within:
+            ratio = limiter.samples_per_insert or 0.0
+            self._start += ratio * min(held, limiter.min_size) - at
 
     def may_insert(self, count: int, *, held: int) -> bool:
         """Return whether `count` rows may come into a table of `held` rows."""

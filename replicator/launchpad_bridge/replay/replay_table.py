@@ -11,19 +11,22 @@ of it, without the lock.
 """
 
 import collections
-import threading
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
 from replicator.errors import (
     ArgumentError,
     check_count,
+    check_positive,
     check_word,
 )
+from replicator.launchpad_bridge.replay.admission import Admission
 from replicator.launchpad_bridge.replay.arguments import (
     INSERT,
     UPDATE_PRIORITIES,
@@ -32,15 +35,20 @@ from replicator.launchpad_bridge.replay.arguments import (
     checked_priorities,
     checked_updates,
 )
-from replicator.launchpad_bridge.replay.held_rows import HeldRows
+from replicator.launchpad_bridge.replay.held_rows import HeldRows, SavedRows
 from replicator.launchpad_bridge.replay.rate_limiter import (
     LimitedCounts,
     RateLimiter,
 )
 from replicator.launchpad_bridge.replay.removers import RemoverName
+from replicator.launchpad_bridge.replay.restoring import restore
+from replicator.launchpad_bridge.replay.row_copies import RowCopies
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler, uniform
+from replicator.launchpad_bridge.replay.table_saves import (
+    TableSaves,
+    save_in_background,
+)
 from replicator.launchpad_bridge.trajectories import arguments
-from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
 from replicator.launchpad_bridge.trajectories.row_checks import (
     OnNonfinite,
     RowChecks,
@@ -49,12 +57,10 @@ from replicator.launchpad_bridge.trajectories.row_checks import (
 from replicator.launchpad_bridge.trajectories.table import (
     ActorTurn,
     Cut,
-    TableTimeoutError,
     Taken,
 )
 
 _UNIFORM, _UNLIMITED = uniform(), RateLimiter(min_size=1)
-_LOOK_S = 1.0  # between two looks at copies that end by themselves
 
 
 class ReplayTable:
@@ -88,6 +94,8 @@ class ReplayTable:
         finite: Sequence[str] | None = None,
         on_nonfinite: OnNonfinite = "skip",
         seed: int = 0,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every_s: float = 60.0,
     ) -> None:
         """Make an empty table.
 
@@ -108,23 +116,26 @@ class ReplayTable:
           on_nonfinite: `"skip"` drops a row with NaN or infinity in them, `"keep"` only
             counts it, `"raise"` raises at its actor.
           seed: Seed of the draws.
+          checkpoint_dir: Directory of its own, where rows, keys, priorities and counts
+            are saved, and from which it goes on; None for nowhere.
+          checkpoint_every_s: Seconds between two saves.
 
         Raises:
           ArgumentError: An argument breaks its rule.
+          CheckpointError: A saved file is not as it was written.
+          CheckpointInUseError: Another table writes to `checkpoint_dir`.
+          CheckpointMismatchError: `checkpoint_dir` is of something else, or its rows
+            are of another form than `like`.
         """
         check_options(capacity, sampler, remover, limiter, max_times_sampled)
         check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
         check_count("seed", seed, "Use 0.", least=0)
+        check_positive("checkpoint_every_s", checkpoint_every_s, "Use 60.")
+        folder = checked_path("checkpoint_dir", checkpoint_dir)
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
         self._capacity = capacity
         self._limited = LimitedCounts(limiter)
         self._drops_nonfinite = on_nonfinite == "skip"
-        # Guards all below; both conditions share it. The lock of `_checks` is never
-        # held together with it. Contents of rows are copied without it: an insert owns
-        # the places that it reserved, and waits until nobody reads them any longer.
-        lock = threading.Lock()
-        self._may_insert = threading.Condition(lock)
-        self._may_take = threading.Condition(lock)
         self._rows = HeldRows(
             capacity,
             sampler=sampler,
@@ -133,18 +144,25 @@ class ReplayTable:
             # Also after a restart no key is used again: no table inserts a row a ns.
             first_key=time.time_ns(),
         )
+        # Its lock guards all records here. The lock of `_checks` is never held together
+        # with it. Contents of rows are copied without either: an insert owns the places
+        # that it reserved, once nobody reads them.
+        self._admission = Admission(self._rows, self._limited)
+        self._copies = RowCopies(
+            self._admission.may_insert, self._rows, self._saved_counts
+        )
         self._random = np.random.default_rng(seed)
-        self._memory: Any = None  # set with the first rows, before any can be drawn
-        self._reads: dict[object, np.ndarray] = {}  # places that are being copied
-        # Inserts that wait: first come, first served, or large ones starve.
-        self._line: collections.deque[object] = collections.deque()
         self._episodes: collections.deque[float] = collections.deque(
             maxlen=arguments.MOST_EPISODES
         )
         self._counts = {"episodes": 0, "updated": 0, "late": 0}
         self._dropped = {"full": 0, "used_up": 0}
-        self._blocked_s = self._waited_s = 0.0
-        self._waits_for: str | None = None
+        self._saves: TableSaves | None = None
+        if folder is not None:
+            self._saves = TableSaves(folder)
+            self._go_on_from(self._saves)
+            self._rows.save_from_now_on()
+            save_in_background(self, self._saves, every_s=checkpoint_every_s)
 
     @counts_refused
     @INSERT
@@ -182,23 +200,28 @@ class ReplayTable:
         if self._drops_nonfinite:
             returns = [each for each in returns if np.isfinite(each)]
         count = len(leaves[0])
-        slots = self._reserve(count, actor)
+        with self._admission.may_insert:
+            self._admission.wait_to_insert(count, actor)
+            slots, removed = self._rows.reserve(count)
+            self._dropped["full"] += removed
+            self._limited.writing += count
+            self._copies.wait_for_readers(slots)
         try:
             memory.write(slots, leaves)
         except BaseException:  # no memory for a copy
-            with self._may_insert:
+            with self._admission.may_insert:
                 self._rows.release(slots)
                 self._limited.writing -= count
             raise
-        with self._may_take:
-            self._memory = memory
+        with self._admission.may_take:
+            self._copies.memory = memory
             self._limited.writing -= count
             self._rows.publish(slots, int(version), given)
             self._limited.inserted += count
             self._counts["episodes"] += len(returns)
             self._episodes.extend(returns)
-            self._may_take.notify_all()
-            self._may_insert.notify_all()  # there may be rows to remove now
+            self._admission.may_take.notify_all()
+            self._admission.may_insert.notify_all()  # there may be rows to remove now
         return ActorTurn()
 
     @arguments.TURN
@@ -232,27 +255,22 @@ class ReplayTable:
                 f"`capacity` must be at least {count}, for batches of {count}, got "
                 f"{self._capacity}. Use {4 * count}."
             )
-        with self._may_take:
+        with self._admission.may_take:
             self._limited.check_sizes(batch=count)
             self._rows.draw_from(oldest)
-            if not self._can_take(count) and not self._wait_to_take(count, timeout_s):
+            if not self._admission.wait_to_take(count, timeout_s):
                 return None
             drawn = self._rows.draw(count, self._random)
-            read = object()
-            self._reads[read] = drawn.slots
             self._limited.taken += count
             self._dropped["used_up"] += len(drawn.used_up)
             episodes = list(self._episodes)
             self._episodes.clear()
-            self._waits_for = None
-            self._may_insert.notify_all()
-        try:
-            trajectories = self._memory.read(drawn.slots)
-        finally:
-            with self._may_insert:
-                del self._reads[read]
+            self._admission.may_insert.notify_all()
+            try:
+                with self._copies.reading(drawn.slots):
+                    trajectories = self._copies.copy(drawn.slots)
+            finally:
                 self._rows.release(drawn.used_up)
-                self._may_insert.notify_all()
         return Taken(
             trajectories=trajectories,
             versions=drawn.versions,
@@ -276,7 +294,7 @@ class ReplayTable:
           ArgumentError: A value breaks its rule, or the table never gave such a key.
         """
         keys, values = checked_updates(keys, values)
-        with self._may_take:
+        with self._admission.may_take:
             is_given = self._rows.was_given(keys)
             if not is_given.all():
                 raise ArgumentError(
@@ -286,11 +304,26 @@ class ReplayTable:
             late = self._rows.update(keys, values)
             self._counts["updated"] += len(keys) - late
             self._counts["late"] += late
-            self._may_take.notify_all()  # all priorities may have been 0
+            self._admission.may_take.notify_all()  # all priorities may have been 0
 
     @arguments.BEGIN
     def begin(self, cut: Cut | None) -> None:
         """Do nothing: the table keeps its rows, wherever the learner is."""
+
+    @arguments.STATISTICS
+    def save(self) -> None:
+        """Save now; return once all that was inserted before is on the disk.
+
+        Raises:
+          ArgumentError: The table has no `checkpoint_dir`.
+          OSError: It cannot be written; the save before stays.
+        """
+        if self._saves is None:
+            raise ArgumentError(
+                "`checkpoint_dir` must be a directory for `save`, got None. Give the "
+                "table one."
+            )
+        self._saves.save(self._copies)
 
     @arguments.STATISTICS
     def statistics(self) -> dict[str, Any]:
@@ -304,7 +337,7 @@ class ReplayTable:
         last sample that could not be drawn waited for; None after one that was.
         """
         checks = self._checks.statistics()
-        with self._may_take:
+        with self._admission.may_take:
             skipped = checks["nonfinite"] if self._drops_nonfinite else 0
             return {
                 "inserted": self._limited.inserted,
@@ -313,71 +346,43 @@ class ReplayTable:
                 "held": self._rows.held,
                 "too_old": self._rows.too_old,
                 "capacity": self._capacity,
-                "blocked": len(self._line),
-                "blocked_s": self._blocked_s,
-                "waited_s": self._waited_s,
-                "waits_for": self._waits_for,
+                "blocked": self._admission.blocked,
+                "blocked_s": self._admission.blocked_s,
+                "waited_s": self._admission.waited_s,
+                "waits_for": self._admission.waits_for,
                 "dropped": {**self._dropped, "nonfinite": skipped},
                 **checks,
             }
 
-    def _reserve(self, count: int, actor: str) -> np.ndarray:
-        """Return places for rows, which nobody reads; wait for the limiter first."""
-        with self._may_insert:
-            if self._line or not self._can_insert(count):
-                self._wait_to_insert(count, actor)
-            slots, removed = self._rows.reserve(count)
+    def _go_on_from(self, saves: TableSaves) -> None:
+        """Take in the rows, and the counts, of the last save."""
+
+        def insert(saved: SavedRows) -> np.ndarray:
+            slots, removed = restore(saved, self._checks, self._rows, self._copies)
             self._dropped["full"] += removed
-            self._limited.writing += count
-            # Copying a batch takes milliseconds, and waits for nothing itself.
-            while any(np.isin(slots, read).any() for read in self._reads.values()):
-                self._may_insert.wait(_LOOK_S)
-        return slots
+            return slots
 
-    def _wait_to_insert(self, count: int, actor: str) -> None:
-        ticket = object()
-        self._line.append(ticket)
-        started_s = time.monotonic()
-        try:
-            may_insert = wait_for(
-                self._may_insert,
-                lambda: self._line[0] is ticket and self._can_insert(count),
-            )
-        finally:
-            self._line.remove(ticket)
-            self._may_insert.notify_all()  # another one is the first now
-            waited_s = time.monotonic() - started_s
-            self._blocked_s += waited_s
-        if not may_insert:
-            raise TableTimeoutError(
-                f"`insert` of {actor} waited {waited_s:.3g} s for samples: "
-                f"{self._limited}. Insert them again."
+        counts = saves.load(insert)
+        if counts is not None:
+            self._rows.largest = counts["largest"]
+            self._counts |= counts["counts"]
+            for reason, removed in counts["dropped"].items():
+                self._dropped[reason] += removed
+            self._limited.begin_with(
+                inserted=counts["inserted"],
+                taken=counts["taken"],
+                held=self._rows.held,
             )
 
-    def _can_insert(self, count: int) -> bool:
-        rows = self._rows
-        # A learner that cannot draw a batch of them waits for new rows, so these must
-        # not wait for the learner.
-        is_stuck = rows.held > 0 and not rows.can_draw(self._limited.batch)
-        return rows.room >= count and (
-            is_stuck or self._limited.may_insert(count, held=rows.held)
-        )
-
-    def _wait_to_take(self, count: int, timeout_s: float) -> bool:
-        started_s = time.monotonic()
-        may_take = wait_for(
-            self._may_take, lambda: self._can_take(count), timeout_s=timeout_s
-        )
-        self._waited_s += time.monotonic() - started_s
-        if not may_take:
-            # Rows first: where there are none, the limiter has no say.
-            self._waits_for = self._rows.missing(count) or str(self._limited)
-        return may_take
-
-    def _can_take(self, count: int) -> bool:
-        return self._rows.can_draw(count) and self._limited.may_take(
-            count, held=self._rows.held
-        )
+    def _saved_counts(self) -> dict[str, Any]:
+        return {
+            "inserted": self._limited.inserted,
+            "taken": self._limited.taken,
+            "held": self._rows.held,
+            "largest": self._rows.largest,
+            "counts": dict(self._counts),
+            "dropped": dict(self._dropped),
+        }
 
     def _check_insert(
         self, count: int, priorities: Sequence[np.ndarray], actor: str
@@ -388,5 +393,5 @@ class ReplayTable:
                 f"`capacity` must be at least {count}, for inserts of {count}, got "
                 f"{self._capacity}. Use {4 * count}, or insert fewer at once."
             )
-        with self._may_insert:
+        with self._admission.may_insert:
             self._limited.check_sizes(insert=count)

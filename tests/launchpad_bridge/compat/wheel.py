@@ -1,10 +1,12 @@
-"""Launchpad's own wheel: read as a file, as no current Python can install it.
+"""Launchpad's own wheel and Acme's own source, read as files.
 
-It is fetched through pip, once, into pytest's cache. The repository has none of it.
+No current Python can install the one, nor what the other depends on. They are fetched
+through pip, once, into pytest's cache. The repository has none of it.
 """
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -12,26 +14,39 @@ import pytest
 WHEEL = "dm-launchpad==0.5.2"
 FOR = "--python-version=3.10 --implementation=cp --abi=cp310"
 PLATFORM = "--platform=manylinux2014_x86_64"
+ACME = "dm-acme==0.4.0"
 LIMIT_S = 180
 
 
 def fetched(cache):
     """Return the wheel; skip where no registry has it."""
-    folder = cache.mkdir("dm-launchpad")
-    if not list(folder.glob("*.whl")):
+    options = ["--only-binary=:all:", *FOR.split(), PLATFORM]
+    return _downloaded(cache.mkdir("dm-launchpad"), "*.whl", WHEEL, options)
+
+
+def acme(cache, folder):
+    """Put Acme's source into a folder, or skip where no registry has it."""
+    packed = _downloaded(cache.mkdir("dm-acme"), "*.tar.gz", ACME, [])
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    [source] = folder.glob("dm*acme-*")
+    return source
+
+
+def _downloaded(folder, pattern, name, options):
+    if not list(folder.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--only-binary=:all:", *FOR.split(), PLATFORM]
         done = subprocess.run(
-            [*command, "--dest", str(folder), WHEEL],
+            [*command, *options, "--dest", str(folder), name],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
             check=False,
         )
         if done.returncode:
-            pytest.skip(f"no registry has {WHEEL}: {done.stderr[-300:]}")
-    [wheel] = folder.glob("*.whl")
-    return wheel
+            pytest.skip(f"no registry has {name}: {done.stderr[-300:]}")
+    [packed] = folder.glob(pattern)
+    return packed
 
 
 def sources(wheel):

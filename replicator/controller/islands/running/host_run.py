@@ -20,11 +20,14 @@ class HostFunction:
 
     Args:
       call: The function, with what it holds: an environment, a file.
+
+    Attributes:
+      token: Its name there.
     """
 
     def __init__(self, call: Callable[..., PyTree]) -> None:
         self.call = call
-        self._token = secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
 
     @functools.cached_property
     def _pickled(self) -> bytes:
@@ -32,21 +35,24 @@ class HostFunction:
 
     def __reduce__(self) -> Any:
         """Travel once to a process: a second arrival is the first."""
-        return _arrived, (self._token, self._pickled)
+        return _arrived, (self.token, self._pickled)
 
 
 def _arrived(token: str, data: bytes) -> HostFunction:
     with _arriving:  # computations are loaded in threads of their own
-        return _made(token, data)
+        if token not in _made:  # functions that are pickled alike are not one
+            _made[token] = HostFunction(unpickled(data))
+        return _made[token]
 
 
-_arriving = threading.RLock()
+_made: dict[str, HostFunction] = {}
+_arriving = threading.RLock()  # guards it
 
 
-@functools.cache
-def _made(token: str, data: bytes) -> HostFunction:
-    del token  # functions that are pickled alike are not one
-    return HostFunction(unpickled(data))
+def forget_function(token: str) -> None:
+    """Free a function that arrived; calls of it that wait keep it."""
+    with _arriving:
+        _made.pop(token, None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,15 +1,20 @@
-"""A Reverb replay buffer as a node; needs `dm-reverb`: Python 3.11 at most.
+"""A Reverb replay buffer as a node: Reverb's own if it is installed, or ours.
 
 Nothing of Reverb is imported before a node of it starts, or a handle becomes a client.
+It has wheels up to Python 3.11.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicator.errors import LaunchError, ProgramError
+from replicator.errors import ProgramError
 from replicator.launchpad_bridge.addresses.promises import (
     Address,
     get_port_from_address,
+)
+from replicator.launchpad_bridge.compat.reverb_server import (
+    ReverbClient,
+    ReverbServer,
 )
 from replicator.launchpad_bridge.handles import Handle
 from replicator.launchpad_bridge.nodes.py_node import PyNode
@@ -24,7 +29,8 @@ class ReverbHandle(Handle[Any]):
 
     def dereference(self) -> Any:
         """Return a client of the buffer."""
-        return _reverb().Client(self._address.resolve())
+        _, make_client = _server_and_client()
+        return make_client(self._address.resolve())
 
 
 class ReverbNode(PyNode[ReverbHandle, None]):
@@ -70,7 +76,8 @@ class ReverbNode(PyNode[ReverbHandle, None]):
     def run(self) -> None:
         """Serve until the program stops; save at the given interval."""
         make_checkpointer = self._checkpoint_ctor
-        server = _reverb().Server(
+        make_server, _ = _server_and_client()
+        server = make_server(
             tables=self._priority_tables_fn(),
             port=get_port_from_address(self.reverb_address.resolve()),
             checkpointer=None if make_checkpointer is None else make_checkpointer(),
@@ -83,12 +90,9 @@ class ReverbNode(PyNode[ReverbHandle, None]):
             server.stop()
 
 
-def _reverb() -> Any:
+def _server_and_client() -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         import reverb  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise LaunchError(
-            "A ReverbNode needs Reverb, which is not installed. Install `dm-reverb` "
-            "(for Python 3.11 at most)."
-        ) from error
-    return reverb
+    except ImportError:
+        return ReverbServer, ReverbClient
+    return reverb.Server, reverb.Client

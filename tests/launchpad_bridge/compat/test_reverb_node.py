@@ -50,10 +50,3 @@ def test_a_replay_buffer_listens_on_its_port_until_the_stop(reverb):
 def test_the_time_between_checkpoints_must_be_positive():
     with pytest.raises(ValueError, match="time delta must be positive"):
         lp.ReverbNode(list, checkpoint_time_delta_minutes=0)
-
-
-def test_without_reverb_the_node_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reverb", None)
-    program = lp.make_program(lp.ReverbNode(list))
-    with pytest.raises(lp.NodeFailedError, match="Install `dm-reverb`"):
-        lp.launch(program).wait(60)

@@ -1,0 +1,100 @@
+"""Who may insert into a replay table, and draw from it, now; the others wait.
+
+One lock guards all records of a table; two conditions share it, one for inserts that
+wait and one for samples. No other lock is taken under it, and no contents are copied.
+"""
+
+import collections
+import threading
+import time
+
+from replicator.launchpad_bridge.replay.held_rows import HeldRows
+from replicator.launchpad_bridge.replay.rate_limiter import LimitedCounts
+from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.table import TableTimeoutError
+
+
+class Admission:
+    """Waits of one table; all methods are called under its lock.
+
+    Attributes:
+      may_insert: Condition on which inserts wait; holds the lock.
+      may_take: Condition on which samples wait, of the same lock.
+      blocked: Number of inserts that wait.
+      blocked_s: Seconds that inserts waited.
+      waited_s: Seconds that samples waited.
+      waits_for: What the last sample that could not be drawn waited for; None after one
+        that was.
+    """
+
+    def __init__(self, rows: HeldRows, limited: LimitedCounts) -> None:
+        """Take note of the records that the lock guards."""
+        lock = threading.Lock()
+        self.may_insert = threading.Condition(lock)
+        self.may_take = threading.Condition(lock)
+        self.blocked_s = self.waited_s = 0.0
+        self.waits_for: str | None = None
+        self._rows, self._limited = rows, limited
+        # First come, first served, or large inserts starve.
+        self._line: collections.deque[object] = collections.deque()
+
+    @property
+    def blocked(self) -> int:
+        """Number of inserts that wait."""
+        return len(self._line)
+
+    def wait_to_insert(self, count: int, actor: str) -> None:
+        """Return once rows may come in.
+
+        Raises:
+          TableTimeoutError: They may not before the call's deadline.
+        """
+        if not self._line and self._can_insert(count):
+            return
+        ticket = object()
+        self._line.append(ticket)
+        started_s = time.monotonic()
+        try:
+            may_insert = wait_for(
+                self.may_insert,
+                lambda: self._line[0] is ticket and self._can_insert(count),
+            )
+        finally:
+            self._line.remove(ticket)
+            self.may_insert.notify_all()  # another one is the first now
+            waited_s = time.monotonic() - started_s
+            self.blocked_s += waited_s
+        if not may_insert:
+            raise TableTimeoutError(
+                f"`insert` of {actor} waited {waited_s:.3g} s for samples: "
+                f"{self._limited}. Insert them again."
+            )
+
+    def wait_to_take(self, count: int, timeout_s: float) -> bool:
+        """Return whether rows can be drawn within the time."""
+        if not self._can_take(count):
+            started_s = time.monotonic()
+            may_take = wait_for(
+                self.may_take, lambda: self._can_take(count), timeout_s=timeout_s
+            )
+            self.waited_s += time.monotonic() - started_s
+            if not may_take:
+                # Rows first: where there are none, the limiter has no say.
+                self.waits_for = self._rows.missing(count) or str(self._limited)
+                return False
+        self.waits_for = None
+        return True
+
+    def _can_insert(self, count: int) -> bool:
+        rows = self._rows
+        # A learner that cannot draw a batch of them waits for new rows, so these must
+        # not wait for the learner.
+        is_stuck = rows.held > 0 and not rows.can_draw(self._limited.batch)
+        return rows.room >= count and (
+            is_stuck or self._limited.may_insert(count, held=rows.held)
+        )
+
+    def _can_take(self, count: int) -> bool:
+        return self._rows.can_draw(count) and self._limited.may_take(
+            count, held=self._rows.held
+        )
