@@ -135,7 +135,9 @@ def film(
         task: Any = _suite(name)(seed)
         environment: Any = acting.from_dm_env([lambda _: task])
     else:
-        task = make_task(name, render_mode="rgb_array")
+        # The other cameras stand still, and a cheetah runs out of the picture.
+        camera = {"camera_name": "track"} if name.startswith("HalfCheetah") else {}
+        task = make_task(name, render_mode="rgb_array", **camera)
         environment = acting.from_gymnasium_envs([lambda: task])
     step, frames, gained, t = environment.reset(seed), [], 0.0, 0
     while not step.last[0]:

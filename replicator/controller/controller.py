@@ -24,7 +24,7 @@ from replicator.controller.arguments import WEAK, copied, is_placed
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function
 from replicator.controller.future import ClientRecord
-from replicator.controller.islands.protocol import Island, IslandPool, Report
+from replicator.controller.islands.protocol import Island, IslandPool, IslandReport
 from replicator.controller.pipeline.pipeline import Pipeline
 from replicator.controller.pipeline.schedules import Schedule
 from replicator.controller.plan import plan
@@ -55,7 +55,7 @@ class Controller(DataflowClient):
 
     def __init__(
         self,
-        make_islands: Callable[[Report], IslandPool],
+        make_islands: Callable[[IslandReport], IslandPool],
         *,
         order: Literal["weight", "fifo"] = "weight",
     ) -> None:

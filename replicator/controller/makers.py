@@ -7,7 +7,7 @@ from typing import Literal
 from replicator.controller.controller import Controller
 from replicator.controller.islands.in_process import local_islands
 from replicator.controller.islands.joined import IslandAddress, JoinedIslands
-from replicator.controller.islands.protocol import IslandPool, Report
+from replicator.controller.islands.protocol import IslandPool, IslandReport
 from replicator.controller.islands.started import StartedIslands
 from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.rpc.client.client import Client
@@ -99,7 +99,7 @@ def start(
     check_count("spares", spares, "Use 1.", least=0)
     check_positive("lost_after_s", lost_after_s, "Use 10, or more.")
 
-    def make(report: Report) -> IslandPool:
+    def make(report: IslandReport) -> IslandPool:
         joined = JoinedIslands(lost_after_s=lost_after_s, report=report)
         share = (islands + spares) * devices
         started = StartedIslands(devices, processes, share=share, joined=joined)
@@ -161,7 +161,7 @@ def connect(
         for group in (*_groups("addresses", addresses), *_groups("spares", spares))
     ]
 
-    def make(report: Report) -> IslandPool:
+    def make(report: IslandReport) -> IslandPool:
         joined = JoinedIslands(lost_after_s=lost_after_s, report=report)
         joined.join(found)
         return IslandPool(

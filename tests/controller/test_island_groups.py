@@ -252,7 +252,7 @@ def group():
         "island0",
         devices,
         member,
-        report=lambda *report: news.append(report),
+        report=lambda *report: news.append(report[:3]),
         lost=lambda *lost: news.append(lost),
     )
     orders = OrderList(orders=[BOTH, SECOND])

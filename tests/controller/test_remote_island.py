@@ -63,7 +63,7 @@ def test_what_was_failed_with_a_lost_island_is_not_reported_again():
 
     def late():
         assert failed.wait(LIMIT_S)
-        return [False, [[7, [0], None]], []]
+        return [False, [[7, [0], None, 0.0]], []]
 
     opened = island(ScriptedClient(lost, late), report)
     opened.submit(message(np.ones(2)))
@@ -101,7 +101,7 @@ def test_a_value_that_is_received_is_none_that_an_island_reports():
 def test_what_was_asked_for_and_came_is_read_without_a_message():
     reported, closed = threading.Event(), threading.Event()
     answers = [
-        [False, [[7, [0], None]], [[[[7, 0]], [np.ones(2)]]]],
+        [False, [[7, [0], None, 0.0]], [[[[7, 0]], [np.ones(2)]]]],
         [True, [], []],
     ]
 

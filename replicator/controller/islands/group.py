@@ -5,8 +5,9 @@ the same messages in the same order, without the orders of slices of which they 
 device. What one process alone cannot know is put together here: a value is computed
 when all processes that have a part of it say so, and read from the parts of all. The
 processes must do the same, or they wait for each other; so an island is lost with the
-first that is lost, or that fails an op that the others do not. An op of which some have
-got what another island sent, before that was lost, fails; the island stays.
+first that is lost, or that fails an op that the others do not. If some have got
+what another island sent, before that was lost, and some not, all fail the op
+(`waiting/arrivals.py`), and the island stays.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ from replicator.controller.islands.protocol import (
     Drop,
     IslandDevice,
     IslandMessage,
+    IslandReport,
     Key,
     Order,
     OrderList,
-    Report,
 )
 from replicator.controller.islands.remote import RemoteIsland
 from replicator.controller.islands.wire import joined_parts
@@ -66,9 +67,9 @@ class GroupIsland:
         self,
         name: str,
         devices: Sequence[IslandDevice],
-        make_member: Callable[[int, Report, Lost], RemoteIsland],
+        make_member: Callable[[int, IslandReport, Lost], RemoteIsland],
         *,
-        report: Report,
+        report: IslandReport,
         lost: Lost,
     ) -> None:
         self.name = name
@@ -192,7 +193,12 @@ class GroupIsland:
         return any(self.devices[at].process == number for at in on.places)
 
     def _hear(
-        self, run: int, values: Sequence[int], error: BaseException | None
+        self,
+        run: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        age_s: float = 0.0,
+        /,
     ) -> None:
         """Take the report of a process; report what all have, or one has not."""
         news, is_torn = [], False
@@ -212,7 +218,7 @@ class GroupIsland:
                 tally.failed_here |= _island_of(error) == self.name
                 is_torn |= tally.failed_here and tally.computed > 0
             if news:
-                self._report(run, news, error)
+                self._report(run, news, error, age_s)
             # A process that died is found by the others, whose collectives fail.
             is_own = _island_of(error) == self.name
             is_torn |= is_own and isinstance(error, IslandLostError)

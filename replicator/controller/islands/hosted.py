@@ -70,7 +70,7 @@ class PeerIsland:
         # A thread waits while it reads an array; calls themselves do not wait.
         self._sending = ThreadPoolExecutor(1, "island-send")
 
-    def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
+    def deliver(self, key: Key, sender: int | str, shards: IslandValue) -> None:
         """Send a value once it is computed, or the error that it ended with."""
         # A later op may be given its memory before it is read here.
         given = shards.array
@@ -191,21 +191,22 @@ class HostedIsland:
                     )
                 _ITEMS[kind](self, *rest)
 
-    def deliver(self, key: Key, sender: int, shards: Data, error: Data) -> None:
-        """Take shards that another island sends, or the error in their place."""
+    def deliver(self, key: Key, sender: int | str, shards: Data, error: Data) -> None:
+        """Take shards that another island sends, or a vote, or the error instead."""
         failure = error_from(error)
         if failure is not None:
             value = lost_value(failure)
         else:
-            value = IslandValue(shards_from(shards), Outcome().end())
+            array = None if shards is None else shards_from(shards)
+            value = IslandValue(array, Outcome().end())
         self._island.deliver(key, sender, value)
 
     def reports(self, wait_s: float) -> Data:
         """Return what was reported since the last call; wait if nothing was.
 
         Returns:
-          Whether the island was closed; a list of run, values and error; and a list of
-          keys and arrays, of reads that were asked for.
+          Whether the island was closed; a list of run, values, error and how many
+          seconds ago; and a list of keys and arrays, of reads that were asked for.
         """
         self._heard_s = self._clock.now_s()
         with self._lock:
@@ -215,7 +216,9 @@ class HostedIsland:
             found, self._reports = self._reports, []
             answers, self._answers = self._answers, []
             is_closed = self._is_closed
-        return [is_closed, found, [self._answer(*each) for each in answers]]
+        now_s = self._clock.now_s()
+        reports = [[*each, now_s - at_s] for *each, at_s in found]
+        return [is_closed, reports, [self._answer(*each) for each in answers]]
 
     def read(self, keys: Sequence[Key]) -> Data:
         """Return values that were reported."""
@@ -238,10 +241,16 @@ class HostedIsland:
         threading.Thread(target=self.close, daemon=True).start()
 
     def _report(
-        self, run: int, values: Sequence[int], error: BaseException | None
+        self,
+        run: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        _: float = 0.0,
+        /,
     ) -> None:
         with self._lock:
-            self._reports.append([run, list(values), error_data(error)])
+            about = [run, list(values), error_data(error), self._clock.now_s()]
+            self._reports.append(about)
             kept, left = self._runs.get(run, (frozenset(values), set()))
             left.difference_update(values)
             if not left:

@@ -6,12 +6,12 @@ from replicator.base.mesh import jax_devices
 from replicator.base.types import Device
 from replicator.controller.islands import cpu_clients
 from replicator.controller.islands.local import LocalIsland
-from replicator.controller.islands.protocol import IslandDevice, Report
+from replicator.controller.islands.protocol import IslandDevice, IslandReport
 from replicator.errors import ArgumentError
 
 
 def local_islands(
-    islands: int, devices: int | None, report: Report
+    islands: int, devices: int | None, report: IslandReport
 ) -> dict[str, LocalIsland]:
     """Make islands in this process.
 

@@ -13,7 +13,7 @@ from replicator.controller.islands.cpu_clients import cpu_client_devices
 from replicator.controller.islands.group import GroupIsland, Lost
 from replicator.controller.islands.protocol import (
     IslandDevice,
-    Report,
+    IslandReport,
     process_name,
 )
 from replicator.controller.islands.remote import IslandParent, RemoteIsland
@@ -57,7 +57,7 @@ class JoinedIslands:
       islands: All by name, those that were lost too: "island0" was the first to join.
     """
 
-    def __init__(self, *, lost_after_s: float, report: Report) -> None:
+    def __init__(self, *, lost_after_s: float, report: IslandReport) -> None:
         self.islands: dict[str, RemoteIsland | GroupIsland] = {}
         self._lost_after_s = lost_after_s
         self._report = report
@@ -215,7 +215,7 @@ class _Served:
         number: int,
         make: Callable[..., RemoteIsland],
         *,
-        report: Report,
+        report: IslandReport,
         lost: Lost,
     ) -> RemoteIsland | GroupIsland:
         """Return it as the controller has it, who traces for stand-in devices.
@@ -234,7 +234,7 @@ class _Served:
             )
         ]
 
-        def member(process: int, report: Report, lost: Lost) -> RemoteIsland:
+        def member(process: int, report: IslandReport, lost: Lost) -> RemoteIsland:
             return make(
                 name,
                 devices,

@@ -26,10 +26,10 @@ from replicator.controller.islands.protocol import (
     Drop,
     IslandDevice,
     IslandMessage,
+    IslandReport,
     Key,
     Order,
     Receive,
-    Report,
     Send,
     ShardReceiver,
     process_name,
@@ -87,7 +87,7 @@ class LocalIsland:
         name: str,
         devices: Sequence[IslandDevice],
         *,
-        report: Report,
+        report: IslandReport,
         peers: Mapping[str, ShardReceiver],
         reports_chains: bool = False,
     ) -> None:
@@ -102,7 +102,7 @@ class LocalIsland:
         self._inbox: queue.SimpleQueue[IslandMessage | Key | None] = queue.SimpleQueue()
         self._number = 0
         self._values: dict[Key, IslandValue] = {}
-        self._arrived = ArrivedShards()
+        self._arrived = ArrivedShards(process_name(name, self.process))
         self._room = room_for(MOST_ON_CPU)
         # By devices, those of the host apart: ops of a slice end in the order in which
         # they were dispatched.
@@ -124,8 +124,8 @@ class LocalIsland:
         """Take the message with the next number, and return at once."""
         self._inbox.put(message)
 
-    def deliver(self, key: Key, sender: int, shards: IslandValue) -> None:
-        """Take shards that a process of another island sends, by its number."""
+    def deliver(self, key: Key, sender: int | str, shards: IslandValue) -> None:
+        """Take shards of another island's process, or a vote of this one's, by name."""
         self._arrived.deliver(key, sender, shards)
 
     def lose(self, source: str, error: BaseException) -> None:
@@ -370,7 +370,10 @@ class LocalIsland:
     def _receive(self, order: Receive, run: int) -> None:
         key = run, order.output
         senders = [order.senders[n] for n in self._here(order.places)]
-        value = self._arrived.take(order.source, key, senders)
+        others = {self.devices[at].process for at in order.places} - {self.process}
+        names = [process_name(self.name, number) for number in sorted(others)]
+        fellows = {name: self._peers[name] for name in names}
+        value = self._arrived.take(order.source, key, senders, fellows)
         error = first_error([value.done])
         if error is not None:
             self._report(run, (order.output,), error)

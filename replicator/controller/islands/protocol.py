@@ -207,8 +207,18 @@ class IslandMessage:
     values: Mapping[int, PyTree]
 
 
-Report = Callable[[int, Sequence[int], BaseException | None], None]
-"""Called with run, values and error when they are computed, or cannot be."""
+class IslandReport(Protocol):
+    """What an island calls when values are computed, or cannot be."""
+
+    def __call__(
+        self,
+        run: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        age_s: float = 0.0,
+        /,
+    ) -> None:
+        """Take values of a run, and the error; it happened `age_s` ago."""
 
 
 def process_name(island: str, process: int) -> str:
@@ -223,8 +233,11 @@ def process_name(island: str, process: int) -> str:
 class ShardReceiver(Protocol):
     """A process of an island, to another one that sends to it."""
 
-    def deliver(self, key: Key, sender: int, shards: Any) -> None:
-        """Take shards that a process of another island sends, by its number."""
+    def deliver(self, key: Key, sender: int | str, shards: Any) -> None:
+        """Take shards that a process of another island sends, by its number.
+
+        From another process of its own island, by name: whether that has its shards.
+        """
         ...
 
 

@@ -28,8 +28,8 @@ from replicator.controller.islands.protocol import (
     Computation,
     IslandDevice,
     IslandMessage,
+    IslandReport,
     Key,
-    Report,
     lost_with,
 )
 from replicator.controller.islands.running.host_run import HostRun
@@ -106,7 +106,7 @@ class RemoteIsland:
         client: Client,
         session: str,
         platform: str,
-        report: Report,
+        report: IslandReport,
         lost_after_s: float,
         lost: Callable[[str, BaseException], None],
         parent: IslandParent | None = None,
@@ -350,14 +350,14 @@ class RemoteIsland:
             with self._lock:
                 if self.why_lost:  # all that was left was failed, or will be
                     return
-                for run, values, _ in reports:
+                for run, values, *_ in reports:
                     left = self._open.get(run, {})
                     for value in values:
                         left.pop(value, None)
                     if not left:
                         self._open.pop(run, None)
-            for run, values, error in reports:
-                self._report(run, values, error_from(error))
+            for run, values, error, age_s in reports:
+                self._report(run, values, error_from(error), age_s)
         if not self._is_closed:
             self.give_up(ServerStoppedError("it was stopped"))
 

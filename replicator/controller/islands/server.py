@@ -62,6 +62,10 @@ _ADDRESSES = ArgumentRule(
 )
 _ITEMS = items("lists", _is_list, _MOST_ITEMS)
 _KEYS = items("pairs of numbers", _is_key, _MOST_ITEMS)
+_SENDER = ArgumentRule(
+    "a number of a process, or its name",
+    lambda value: whole().is_right(value) or text().is_right(value),
+)
 _SHARDS = ArgumentRule(
     f"two lists of at most {_MOST_ITEMS}, or None",
     lambda value: (
@@ -202,14 +206,23 @@ class IslandService:
         session=text(),
         run=whole(),
         value=whole(),
-        sender=whole(),
+        sender=_SENDER,
         shards=_SHARDS,
         error=_ERROR,
     )
     def deliver(
-        self, session: str, run: int, value: int, sender: int, shards: Data, error: Data
+        self,
+        session: str,
+        run: int,
+        value: int,
+        sender: int | str,
+        shards: Data,
+        error: Data,
     ) -> None:
-        """Take shards that a process of another island sends, or the error instead."""
+        """Take shards that a process of another island sends, or the error instead.
+
+        Without shards: whether another process of this island, by name, has its own.
+        """
         self._of(session).deliver((run, value), sender, shards, error)
 
     @accepts(session=text(), wait_s=seconds())

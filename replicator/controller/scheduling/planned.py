@@ -31,12 +31,14 @@ class PlannedOp:
       island: Where it runs.
       places: Numbers of its devices there.
       inputs: Values that it takes, by their numbers where they were made.
+      is_host: Whether it is a function of the host.
     """
 
     name: str
     island: str
     places: tuple[int, ...]
     inputs: tuple[int, ...]
+    is_host: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +147,7 @@ def _planned_ops(steps: Sequence[Step]) -> dict[int, PlannedOp]:
                 island=step.island,
                 places=computation.places,
                 inputs=tuple(made_as.get(each, each) for each in order.inputs),
+                is_host=computation.is_host,
             )
     return ops
 

@@ -78,14 +78,21 @@ class Scheduler:
         self._inbox.put(run)
 
     def report(
-        self, number: int, values: Sequence[int], error: BaseException | None
+        self,
+        number: int,
+        values: Sequence[int],
+        error: BaseException | None,
+        age_s: float = 0.0,
+        /,
     ) -> None:
         """Take what an island computed, or why it did not; in any thread."""
         called = self._called.get(number)
         op = called.plan.ops.get(values[0]) if called and values else None
         if called is not None and op is not None:
             is_lost = isinstance(error, IslandLostError)
-            device_s = None if is_lost else self._times.ended(called, op, values)
+            device_s = None
+            if not is_lost:
+                device_s = self._times.ended(called, op, values, age_s)
             self._inbox.put(OpEnded(number, op.island, device_s))
         self._runs.report(number, values, error)
 

@@ -17,6 +17,8 @@ from replicator.controller.scheduling.planned import PlannedOp
 from replicator.monitoring.drawing.spans import Span, spans_svg
 
 _MOST = 10_000
+_HOST_TRACK = 10_000
+"""The track of a device's functions of the host comes so many behind its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,7 @@ class OpSpan:
       client: Name of the client whose it was.
       island: Where it ran.
       places: Numbers of its devices there.
+      is_host: Whether it ran beside these: a function of `pw.host`.
       begin_s: When it began, in seconds since `pw` was opened.
       end_s: When it ended.
     """
@@ -38,6 +41,7 @@ class OpSpan:
     client: str
     island: str
     places: tuple[int, ...]
+    is_host: bool
     begin_s: float
     end_s: float
 
@@ -70,7 +74,7 @@ class Timeline:
                     "name": span.op,
                     "cat": span.client,
                     "pid": pid,
-                    "tid": place,
+                    "tid": place + _HOST_TRACK * span.is_host,
                     "ts": span.begin_s * 1e6,
                     "dur": (span.end_s - span.begin_s) * 1e6,
                     "args": about,
@@ -83,7 +87,7 @@ class Timeline:
         """Return a picture: a row for each device, a colour for each client."""
         spans = [
             Span(
-                row=f"{span.island}:{place}",
+                row=f"{span.island}:{place}{' host' * span.is_host}",
                 begin_s=span.begin_s,
                 end_s=span.end_s,
                 name=span.op,
@@ -106,7 +110,7 @@ class OpTimes:
         self._clock = clock
         self._opened_s = clock.now_s()
         self._lock = threading.Lock()
-        self._busy_s: dict[str, dict[int, float]] = {}
+        self._busy_s: dict[tuple[str, bool], dict[int, float]] = {}
         # Run and op by name, begin and end: what a span is made of, if it is asked for.
         self._ended: collections.deque[tuple[str, str, PlannedOp, float, float]]
         self._ended = collections.deque(maxlen=_MOST)
@@ -115,25 +119,28 @@ class OpTimes:
         """Return seconds since it was made."""
         return self._clock.now_s() - self._opened_s
 
-    def ended(self, run: CalledRun, op: PlannedOp, values: Sequence[int]) -> float:
-        """Note that an op ended now; return its seconds times its devices.
+    def ended(
+        self, run: CalledRun, op: PlannedOp, values: Sequence[int], age_s: float
+    ) -> float:
+        """Note that an op ended; return its seconds times its devices.
 
         Args:
           run: The run that it is of.
           op: The op.
           values: Numbers of its results.
+          age_s: How long ago that was.
         """
         places = op.places
         with self._lock:
-            end_s = self.now_s()
-            busy_s = self._busy_s.setdefault(op.island, {})
+            end_s = self.now_s() - age_s
+            busy_s = self._busy_s.setdefault((op.island, op.is_host), {})
             free_s = max([busy_s.get(place, 0.0) for place in places])
             begin_s = min(max(free_s, run.ready_s(op.inputs)), end_s)
             busy_s.update(dict.fromkeys(places, end_s))
             run.note(values, end_s)
             what = run.dataflow, run.client.name, op, begin_s, end_s
             self._ended.append(what)
-        return (end_s - begin_s) * len(places)
+        return 0.0 if op.is_host else (end_s - begin_s) * len(places)
 
     def timeline(self) -> Timeline:
         """Return what ended until now."""
@@ -151,6 +158,7 @@ def _span(
         client=client,
         island=op.island,
         places=op.places,
+        is_host=op.is_host,
         begin_s=begin_s,
         end_s=end_s,
     )

@@ -102,6 +102,7 @@ def test_runs_of_a_client_that_leaves_are_cancelled_and_others_go_on(pw):
     with pw.client("erin") as erin:
         double = erin.fn(lambda x: x * 2, gate.fn.slice)
         held = [gate.fn(ONES) for _ in range(20)]  # more than are in flight
+        pw._submissions.settle()  # as many are sent as may be
         waits = double(ONES)
         behind = pw.fn(lambda x: x + 1, gate.fn.slice)(waits)
     try:

@@ -36,15 +36,16 @@ def acme(cache, folder):
 def _downloaded(folder, pattern, name, options):
     if not list(folder.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        done = subprocess.run(
-            [*command, *options, "--dest", str(folder), name],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        if done.returncode:
-            pytest.skip(f"no registry has {name}: {done.stderr[-300:]}")
+        try:
+            subprocess.run(
+                [*command, *options, "--dest", str(folder), name],
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            pytest.skip(f"no registry has {name} in {LIMIT_S} s: {error}")
     [packed] = folder.glob(pattern)
     return packed
 
