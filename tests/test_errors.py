@@ -69,7 +69,11 @@ from replicator.errors import (
     check_count,
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
-from replicator.launchpad_bridge.trajectories.table import TrajectoryError
+from replicator.launchpad_bridge.trajectories.table import (
+    Cut,
+    TableRestartedError,
+    TrajectoryError,
+)
 from replicator.nnx import BatchNorm, params_of, value_and_grad
 from replicator.options import Retention, Spikes
 from replicator.strategies import Machine, Rule
@@ -737,6 +741,34 @@ def program_of_groups():
 
 def replay_table(**options):
     return lp.ReplayTable(64, **options)
+
+
+def replay_turns(**options):
+    sizes = {"batch_size": 4, "new_rows_per_batch": 2, "rows_per_turn": 1, "lag": 1}
+    sizes |= {"capacity": 64, "checkpoint_dir": folder(), "seed": 0}
+    return lp.ReplayTurns(["actor/0"], **sizes | options)
+
+
+def begun_turns(order=None, **options):
+    """A table of turns at its first batch, or one that goes on from batch 3."""
+    table = replay_turns(**options)
+    table.begin(order and Cut(batch=3, snapshots={"actor/0": None}, order=order))
+    return table
+
+
+def begun_order(**changes):
+    """Settings of `replay_turns`, and another run's id."""
+    return {**replay_turns()._order.to_json(), "journal": "0", **changes}
+
+
+def one_replay_batch():
+    """A replay table of turns with one batch given out."""
+    table = begun_turns()
+    for number in range(2):
+        rows = {"reward": np.zeros((1, 3), np.float32)}
+        table.insert(rows, actor="actor/0", version=0, number=number)
+    table.take(4, timeout_s=60)
+    return table
 
 
 def saved_rows(damaged=False):
@@ -2713,6 +2745,20 @@ ROWS = [
         "discount=0.99)` or `lp.sequences(length=80)`.",
     ),
     Row(
+        "A learner in turns whose priorities have no place",
+        lambda: lp.ReplicatedLearnerNode(
+            lambda state, batch: (state, {}),
+            lambda key: {},
+            steps=1,
+            batch_size=8,
+            fixed_lag=1,
+            priorities="td_error",
+        ),
+        ArgumentError,
+        "`priority_lag` must be given with `priorities` and `fixed_lag`, and only "
+        "then, got None. Pass that of the table to both, or leave it out.",
+    ),
+    Row(
         "A learner with priorities for a table that gives each row out once",
         lambda: lp.ReplicatedLearnerNode(
             lambda state, batch: (state, {}),
@@ -4058,6 +4104,88 @@ ROWS = [
         ArgumentError,
         "`checkpoint_dir` must be a directory for `save`, got None. Give the table "
         "one.",
+    ),
+    Row(
+        "A replay table of turns with a sampler that needs an order of its own",
+        lambda: replay_turns(sampler="fifo"),
+        ArgumentError,
+        "`sampler` must be one that `lp.uniform` or `lp.prioritised` returns, where "
+        "actors take turns, got 'fifo'. Pass `lp.uniform()`.",
+    ),
+    Row(
+        "New rows of a batch that are no whole turns",
+        lambda: replay_turns(rows_per_turn=3),
+        ArgumentError,
+        "`new_rows_per_batch` must be a multiple of `rows_per_turn`, got 2 and 3. Use "
+        "3.",
+    ),
+    Row(
+        "A replay table of turns too small for its first rows",
+        lambda: replay_turns(min_size=65),
+        ArgumentError,
+        "`capacity` must be at least 66, the rows before the first batch, got 64. Use "
+        "264.",
+    ),
+    Row(
+        "A replay table of turns without a directory",
+        lambda: replay_turns(checkpoint_dir=None),
+        ArgumentError,
+        "`checkpoint_dir` must be a directory, got None. Give the table one.",
+    ),
+    Row(
+        "Another batch than that of a replay table of turns",
+        lambda: begun_turns().take(5, timeout_s=0),
+        ArgumentError,
+        "`count` must be `batch_size`, got 5 for 4. Use 4.",
+    ),
+    Row(
+        "A replay table of turns that was not begun",
+        lambda: replay_turns().take(4, timeout_s=0),
+        TableRestartedError,
+        "`begin` must be called first. Call it with the cut of the last batch.",
+    ),
+    Row(
+        "A new priority below 0, of a table of turns",
+        lambda: one_replay_batch().update_priorities(np.arange(2), [1, -1]),
+        ArgumentError,
+        "`values` must be at least 0, got -1.0. Use the absolute value of the error.",
+    ),
+    Row(
+        "A new priority of a batch that was not drawn yet",
+        lambda: one_replay_batch().update_priorities(np.array([4]), [1.0]),
+        ArgumentError,
+        "`keys` must be keys that this table gave, got 4 where batch 1 of 4 is next. "
+        "Pass `Taken.keys`.",
+    ),
+    Row(
+        "A cut of a replay table with other settings",
+        lambda: begun_turns(begun_order(seed=1)),
+        ArgumentError,
+        "`cut` must be of this table's settings, got one of other seed. Go on as the "
+        "run was begun, or begin it anew.",
+    ),
+    Row(
+        "A cut of a batch that a replay table of turns has not",
+        lambda: begun_turns(begun_order()),
+        ArgumentError,
+        "`cut` must be of a batch in `checkpoint_dir`, got batch 3 for runs/a, which "
+        "has others. Begin the run anew: without the learner's checkpoints.",
+    ),
+    Row(
+        "A cut of another run on a replay table of turns",
+        lambda: one_replay_batch().begin(
+            Cut(batch=1, snapshots={"actor/0": None}, order=begun_order())
+        ),
+        ArgumentError,
+        "`cut` must be of the run in `checkpoint_dir`, got one of another run. Give "
+        "each run a directory of its own, or begin it anew.",
+    ),
+    Row(
+        "A replay table of turns in a directory of a run",
+        lambda: replay_turns(checkpoint_dir=folder("config")),
+        CheckpointMismatchError,
+        "`checkpoint_dir` must be empty, or of a `ReplayTurns`, got runs/a with "
+        "config. Choose another directory.",
     ),
     Row(
         "A replay table in a directory of a run",

@@ -309,7 +309,8 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
 def _played_wrong(outcome: Outcome, updates: int) -> list[str]:
     """List what a learner that made so many updates at last counted wrongly."""
     played, told = outcome.result["metrics"], outcome.result["statistics"]
-    if "priorities" in told and "turns" in told["table"]:  # sent again, or not at all
+    if "priorities" in told and "turns" in told.get("table", {}):
+        # Of actors that take turns: some were sent again, the last ones maybe not.
         rows = MIN_SIZE + NEW_ROWS * (STEPS - 1)
         is_right = not told["priorities"]["nonfinite"] and played["inserted"] == rows
     elif "priorities" in told:  # of a replay table: each row's went back, and got there

@@ -39,11 +39,16 @@ REPLAYED = result(
     played={"inserted": 64, "episodes": 9},
     statistics={"priorities": {"sent": 8, "nonfinite": 0, "lost": 0}},
 )
+IN_TURNS = result(
+    played={"inserted": 500, "episodes": 9},
+    statistics={"priorities": {"nonfinite": 0}, "table": {"turns": {}}},
+)
 BAD = {
     "other bits|did not end": {"problem": "It did not end."},
     "and 121 updates at its end": {"result": result(updates=STEPS + 1)},
     "played": {"result": result(played=PLAYED | {"environment_steps": 1.0})},
     "played {'inserted': 64": {"result": REPLAYED},
+    "played {'inserted': 500": {"result": IN_TURNS},
     "was not started again": {"restarts": {}},
     "made the updates": {"lines": lines(0, [1, 2, 2, 3])},
     "57 were done, 50 durable": {
@@ -73,6 +78,10 @@ def test_what_must_not_happen_is_found(what):
 def test_each_worker_of_each_program_is_among_the_cases():
     victims = {(case.shape.turns, case.victim) for case in cases()}
     learners = {"learner", "learner/0", "learner/1"}
-    assert {v for turns, v in victims if turns} == learners | {"actor/0", "queue"}
+    assert {v for turns, v in victims if turns} == learners | {
+        "actor/0",
+        "queue",
+        "replay",
+    }
     free = {victim for turns, victim in victims if not turns}
     assert free == learners | {"actor/0", "queue", "inference", "replay"}

@@ -66,10 +66,11 @@ class TurnsDriver:
     """Inserts into turns as actors do."""
 
     def __init__(self, batch_size=6, lag=1, **options):
-        self.table = TrajectoryTurns(
-            ACTORS, batch_size=batch_size, rows_per_turn=2, lag=lag, **options
-        )
+        self.table = self.make_table(batch_size=batch_size, lag=lag, **options)
         self.table.begin(None)
+
+    def make_table(self, **options):
+        return TrajectoryTurns(ACTORS, rows_per_turn=2, **options)
 
     def insert(self, actor="actor/0", **changes):
         """Insert the next turn of an actor; return the ids of its trajectories."""
@@ -83,6 +84,20 @@ class TurnsDriver:
         }
         self.table.insert(**arguments | changes)
         return ids
+
+
+class ReplayTurnsDriver(TurnsDriver):
+    """Inserts into a replay table of turns, all of whose rows are likely drawn."""
+
+    def make_table(self, batch_size, **options):
+        return lp.ReplayTurns(
+            ACTORS,
+            **{"batch_size": batch_size, "new_rows_per_batch": batch_size},
+            **{"rows_per_turn": 2, "capacity": 64, **options},
+        )
+
+    def close(self):
+        self.table._close()
 
 
 def ids_at(actor, number):

@@ -1,6 +1,7 @@
 """What holds for every table, whatever order it gives trajectories out in."""
 
 import concurrent.futures
+import contextlib
 import re
 import time
 import tracemalloc
@@ -24,6 +25,7 @@ from tests.launchpad_bridge.trajectories.tables import (
     SOON_S,
     FreeDriver,
     ReplayDriver,
+    ReplayTurnsDriver,
     TurnsDriver,
     ids_at,
     ids_of,
@@ -35,20 +37,36 @@ DRIVERS = {"queue": FreeDriver, "turns": TurnsDriver, "replay": ReplayDriver}
 
 
 @pytest.fixture(params=DRIVERS)
-def make(request):
+def once(request):
+    """Return what drives a table that gives each row out once."""
     return DRIVERS[request.param]
 
 
-def test_what_was_inserted_comes_out_once_and_whole(make):
-    driver = make()
+@pytest.fixture(params=[*DRIVERS, "replay turns"])
+def make(request, tmp_path):
+    """Return what drives a table."""
+    if request.param in DRIVERS:
+        yield DRIVERS[request.param]
+        return
+    with contextlib.ExitStack() as stack:
+
+        def start(**options):
+            driver = ReplayTurnsDriver(**options, checkpoint_dir=tmp_path / "replay")
+            return stack.enter_context(contextlib.closing(driver))
+
+        yield start
+
+
+def test_what_was_inserted_comes_out_once_and_whole(once):
+    driver = once()
     inserted = [i for _ in range(2) for actor in ACTORS for i in driver.insert(actor)]
     taken = [ids_of(driver.table.take(6, timeout_s=SOON_S)) for _ in range(2)]
     assert sorted(taken[0] + taken[1]) == sorted(inserted)
     assert driver.table.take(6, timeout_s=0) is None
 
 
-def test_too_few_trajectories_are_not_taken_and_stay(make):
-    driver = make()
+def test_too_few_trajectories_are_not_taken_and_stay(once):
+    driver = once()
     driver.insert("actor/0")
     assert driver.table.take(6, timeout_s=0.01) is None
     assert left_in(driver.table) == 2
@@ -159,8 +177,8 @@ def test_another_form_than_the_first_is_refused_by_actor_and_leaf(make, form):
     assert "of actor/1" in str(caught.value)
 
 
-def test_after_a_refused_insert_all_goes_on_and_it_is_counted(make):
-    driver = make()
+def test_after_a_refused_insert_all_goes_on_and_it_is_counted(once):
+    driver = once()
     driver.insert("actor/0")
     for _ in range(2):
         with pytest.raises(TrajectoryError):
@@ -327,8 +345,8 @@ def test_a_name_stands_for_all_leaves_below_it(make):
         driver.insert("actor/0", trajectories={**rows(0, 1), "extras": extras})
 
 
-def test_kept_trajectories_that_are_not_finite_are_counted(make):
-    driver = make(on_nonfinite="keep")
+def test_kept_trajectories_that_are_not_finite_are_counted(once):
+    driver = once(on_nonfinite="keep")
     driver.insert("actor/0", trajectories=rows(0, 1, reward=np.nan))
     driver.insert("actor/1")
     driver.insert("actor/2")
@@ -352,8 +370,8 @@ def work(driver, actor, count):
     return [i for _ in range(count) for i in driver.insert(actor)]
 
 
-def test_many_threads_insert_and_each_trajectory_comes_out_once(make):
-    driver, count = make(), 100
+def test_many_threads_insert_and_each_trajectory_comes_out_once(once):
+    driver, count = once(), 100
     with concurrent.futures.ThreadPoolExecutor() as pool:
         inserting = [pool.submit(work, driver, actor, count) for actor in ACTORS]
         batches = [ids_of(driver.table.take(6, timeout_s=SOON_S)) for _ in range(count)]

@@ -34,6 +34,10 @@ from replicator.launchpad_bridge.replay.turns.turn_journal import TurnJournal
 from replicator.launchpad_bridge.running import node_context
 from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.row_checks import (
+    RowChecks,
+    counts_refused,
+)
 from replicator.launchpad_bridge.trajectories.table import (
     ActorTurn,
     Cut,
@@ -47,15 +51,10 @@ _UNIFORM = uniform()
 
 @dataclasses.dataclass(kw_only=True)
 class _Begun:
-    """What came since a call of `begin`; another object after the next call.
+    """What came since a call of `begin`; another object after the next call."""
 
-    Attributes:
-      snapshots: Of all actors behind the new rows that are in.
-      episodes: Returns that no batch has yet.
-    """
-
-    snapshots: dict[str, bytes | None]
-    episodes: list[float] = dataclasses.field(default_factory=list)
+    snapshots: dict[str, bytes | None]  # of all actors behind the new rows that are in
+    episodes: list[float] = dataclasses.field(default_factory=list)  # of no batch yet
 
 
 class ReplayTurns:
@@ -142,11 +141,9 @@ class ReplayTurns:
             priority_lag=priority_lag,
             seed=seed,
         )
-        folder = checked_path("checkpoint_dir", checkpoint_dir)
-        if folder is None:
+        if (folder := checked_path("checkpoint_dir", checkpoint_dir)) is None:
             raise ArgumentError(
-                "`checkpoint_dir` must be a directory, got None. Give the table one of "
-                "its own."
+                "`checkpoint_dir` must be a directory, got None. Give the table one."
             )
         self._turns = TrajectoryTurns(
             actors,
@@ -159,6 +156,7 @@ class ReplayTurns:
             snapshot_bytes=snapshot_bytes,
             batches_ahead=lag + 2,
         )
+        self._checks = RowChecks(1, None, (), "keep")  # of `refused` alone
         # Guards all below, and is held while parts are written and rows copied, so
         # `begin` may come at any moment. The lock of `_turns` is taken under it;
         # `_turns` calls nothing here.
@@ -171,6 +169,7 @@ class ReplayTurns:
         if (context := node_context.current()) is not None:
             context.when_over(self._close)
 
+    @counts_refused
     @arguments.INSERT
     def insert(
         self,
@@ -262,8 +261,7 @@ class ReplayTurns:
     ) -> None:
         """Keep priorities until they are applied, at the place of their batch.
 
-        A batch waits for all of those `priority_lag` before. The same again, and those
-        that were applied already, change nothing.
+        The same again, and those that were applied already, change nothing.
 
         Args:
           keys: int64 [n], of `Taken.keys`.
@@ -298,12 +296,11 @@ class ReplayTurns:
             `checkpoint_dir` has not.
           TrajectoryError: A snapshot has more than its share of `snapshot_bytes`.
         """
-        first = dict.fromkeys(self._order.actors)
         with self._changed:
             self._begun = None
             if cut is None or cut.batch == 0:
                 self._rows.begin_anew()
-                inner = Cut(batch=0, snapshots=first)
+                inner = Cut(batch=0, snapshots=dict.fromkeys(self._order.actors))
             else:
                 self._order.check_cut(cut)
                 self._rows.go_back(cut)
@@ -333,8 +330,8 @@ class ReplayTurns:
                 **draws.counts,
                 "waits_for": self._waits_for,
                 "dropped": {"full": inserted - held},
+                **self._checks.statistics(),
                 "nonfinite": turns["nonfinite"],
-                "refused": turns["refused"],
                 "turns": turns,
             }
 

@@ -15,7 +15,7 @@ from replicator.launchpad_bridge.replay.samplers import ReplaySampler
 class RingRows:
     """Serials and priorities of the rows of a table; for one thread at a time.
 
-    >>> ring = RingRows(3, prioritised(exponent=1.0))
+    >>> ring = RingRows(3, lp.prioritised(exponent=1.0))
     >>> ring.append(4)
     array([0, 1, 2, 0])
     >>> ring.update(np.array([0, 1, 2]), np.array([9.0, 0.0, 3.0]))

@@ -35,7 +35,7 @@ class SampleOrder:
     ...     lag=1,
     ...     capacity=8,
     ...     min_size=3,
-    ...     sampler=uniform(),
+    ...     sampler=lp.uniform(),
     ...     priority_lag=4,
     ...     seed=0,
     ... )
@@ -130,10 +130,12 @@ class SampleOrder:
             return
         found = dict(cut.order)
         made_by = found.pop("journal", None)
-        if found != self.to_json():
+        other = [k for k, v in self.to_json().items() if found.pop(k, None) != v]
+        if other or found:
             raise ArgumentError(
-                f"`cut` must be of this table's order, {self.to_json()}, got one of "
-                f"{found}. Go on as the run was begun, or begin it anew."
+                "`cut` must be of this table's settings, got one of other "
+                f"{', '.join([*other, *found])}. Go on as the run was begun, or begin "
+                "it anew."
             )
         if journal_id is not None and made_by != journal_id:
             raise ArgumentError(

@@ -271,7 +271,7 @@ def test_cuts_of_other_settings_another_run_or_a_batch_not_there_are_refused(sta
     one, other = start("one"), start("other", seed=3)
     for program in (one, other):
         program.take_to_the_end()
-    with pytest.raises(ArgumentError, match="`cut` must be of this table's order"):
+    with pytest.raises(ArgumentError, match="settings, got one of other seed"):
         one.table.begin(other.cuts[3])
     third = start("third")
     with pytest.raises(ArgumentError, match="must be of a batch in `checkpoint_dir`"):
