@@ -4142,7 +4142,7 @@ ROWS = [
         "A replay table of turns that was not begun",
         lambda: replay_turns().take(4, timeout_s=0),
         TableRestartedError,
-        "`begin` must be called first. Call it with the cut of the last batch.",
+        "`begin` must be called first, got no call. Pass the last batch's cut.",
     ),
     Row(
         "A new priority below 0, of a table of turns",

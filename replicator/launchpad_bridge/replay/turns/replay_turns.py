@@ -386,7 +386,7 @@ class ReplayTurns:
     def _check_begun(self) -> _Begun:
         if self._begun is None:
             raise TableRestartedError(
-                "`begin` must be called first. Call it with the cut of the last batch."
+                "`begin` must be called first, got no call. Pass the last batch's cut."
             )
         return self._begun
 
