@@ -39,7 +39,7 @@ def test_addresses_are_in_the_order_of_the_processes(group):
     for process in reversed(group.processes):
         process.writing.write(b'"at %d"\n' % process.number)
         process.writing.flush()
-    assert group.addresses() == ["at 0", "at 1"]
+    assert [each.text for each in group.addresses()] == ["at 0", "at 1"]
 
 
 def test_a_process_that_ends_is_named_while_others_wait_for_it(group):

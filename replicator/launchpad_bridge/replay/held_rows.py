@@ -9,6 +9,7 @@ power of two plus the number of its place, so a key leads to its place without a
 each use of a place has a key of its own.
 """
 
+import secrets
 from collections import deque
 from typing import NamedTuple
 
@@ -19,6 +20,19 @@ from replicator.launchpad_bridge.replay.removers import REMOVERS, RemoverName
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler
 
 _GONE = -1  # in place of the key of a row
+_KEY_BITS = 42  # of the keys of one table; the others tell tables apart
+
+
+def any_first_key() -> int:
+    """Return the key that a table begins with.
+
+    Also after a restart no key is used again, by all odds, and late ones are known as
+    those of another table. (The calendar would do, if it never went back.)
+
+    >>> any_first_key() < 1 << 63
+    True
+    """
+    return secrets.randbits(63 - _KEY_BITS) << _KEY_BITS
 
 
 class DrawnRows(NamedTuple):
@@ -245,13 +259,17 @@ class HeldRows:
         slots = keys & (self._places - 1)
         newest = self._next_keys.take(slots, mode="clip")
         is_given = (slots < self._capacity) & (keys < newest)
-        return (keys >= 0) & (is_given | (keys < self._first_key))
+        return (keys >= 0) & (is_given | self._is_of_another(keys))
+
+    def _is_of_another(self, keys: np.ndarray) -> np.ndarray:
+        """Return which keys another table gave, which this one may stand for."""
+        return keys >> _KEY_BITS != self._first_key >> _KEY_BITS
 
     def _slots_of(self, keys: np.ndarray) -> np.ndarray:
         """Return the place that each key may be in."""
         slots = keys & (self._places - 1)
         if self._restored.size:
-            is_old = keys < self._first_key
+            is_old = self._is_of_another(keys)
             at = np.searchsorted(self._restored[0], keys[is_old])
             slots[is_old] = self._restored[1].take(at, mode="clip")
         return slots

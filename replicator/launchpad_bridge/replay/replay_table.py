@@ -12,7 +12,6 @@ of it, without the lock.
 
 import collections
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,11 @@ from replicator.launchpad_bridge.replay.arguments import (
     checked_priorities,
     checked_updates,
 )
-from replicator.launchpad_bridge.replay.held_rows import HeldRows, SavedRows
+from replicator.launchpad_bridge.replay.held_rows import (
+    HeldRows,
+    SavedRows,
+    any_first_key,
+)
 from replicator.launchpad_bridge.replay.rate_limiter import (
     LimitedCounts,
     RateLimiter,
@@ -141,8 +144,7 @@ class ReplayTable:
             sampler=sampler,
             remover=remover,
             max_times_sampled=max_times_sampled,
-            # Also after a restart no key is used again: no table inserts a row a ns.
-            first_key=time.time_ns(),
+            first_key=any_first_key(),
         )
         # Its lock guards all records here. The lock of `_checks` is never held together
         # with it. Contents of rows are copied without either: an insert owns the places
