@@ -9,7 +9,7 @@ from replicator.launchpad_bridge.replay.turns.numbered_draws import NumberedSamp
 from replicator.launchpad_bridge.replay.turns.sample_order import SampleOrder
 from replicator.launchpad_bridge.replay.turns.turn_journal import TurnJournal
 from replicator.launchpad_bridge.trajectories.rows import RowForm, RowMemory, form_of
-from replicator.launchpad_bridge.trajectories.table import Cut
+from replicator.launchpad_bridge.trajectories.table import Cut, TableRestartedError
 
 _ACTOR = "checkpoint_dir"  # in errors of form
 
@@ -69,12 +69,14 @@ class JournaledDraws:
         """Write and insert a batch of new rows.
 
         Raises:
-          OSError: They cannot be written: go back before anything else.
+          OSError: They cannot be written.
+          TableRestartedError: So it was before: go back first.
         """
+        self._begin_part()
         if self._journal.is_full():
             base = {"journal_id": self.journal_id, **self.draws.to_saved()}
             self._journal.begin_file(base)
-        ring, self._is_whole = self.draws.ring, False
+        ring = self.draws.ring
         self._journal.write({"rows": rows, "first": ring.inserted})
         self._keep(rows, ring.append(self._order.new_rows_per_batch))
         self.batches_in += 1
@@ -84,14 +86,24 @@ class JournaledDraws:
         """Write the priorities that are due, apply them, and draw the next batch.
 
         Raises:
-          OSError: They cannot be written: go back before anything else.
+          OSError: They cannot be written.
+          TableRestartedError: So it was before: go back first.
         """
         assert self._memory is not None, "rows are in it"
-        due, self._is_whole = self.draws.due(), False
+        self._begin_part()
+        due = self.draws.due()
         self._journal.write({"draw": self.draws.batch, "due": due})
         sample = self.draws.draw(due)
         self._is_whole = True
         return self._memory.read(self.draws.ring.slots(sample.serials)), sample
+
+    def _begin_part(self) -> None:
+        if not self._is_whole:
+            raise TableRestartedError(
+                "`begin` must be called after a write that failed, got no call. Pass "
+                "the last batch's cut."
+            )
+        self._is_whole = False
 
     def _forget(self) -> None:
         self.draws, self.batches_in = self._order.new_draws(), 0

@@ -12,17 +12,17 @@ A table that was started again, and one whose learner went back to its checkpoin
 the same in `begin`: the journal leads to the state behind the last batch of the cut.
 """
 
-import contextlib
 import dataclasses
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from replicator import rpc
 from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
@@ -101,6 +101,7 @@ class ReplayTurns:
         finite: Sequence[str] | None = None,
         on_nonfinite: Literal["keep", "raise"] = "keep",
         snapshot_bytes: int = 1 << 28,
+        keep_batches: int = 10_000,
     ) -> None:
         """Make a table, which waits for `begin`.
 
@@ -123,6 +124,7 @@ class ReplayTurns:
           finite: See `ReplayTable`.
           on_nonfinite: See `TrajectoryTurns`.
           snapshot_bytes: See `TrajectoryTurns`.
+          keep_batches: Batches that a learner may go back: their rows stay on the disk.
 
         Raises:
           ArgumentError: An argument breaks its rule.
@@ -163,7 +165,7 @@ class ReplayTurns:
         self._changed = threading.Condition()
         self._begun: _Begun | None = None  # None until `begin`
         self._waits_for: str | None = None
-        journal = TurnJournal(folder, capacity=capacity)
+        journal = TurnJournal(folder, capacity=capacity, keep_batches=keep_batches)
         self._rows = JournaledDraws(self._order, journal)
         self._close_journal = weakref.finalize(self, journal.close)
         if (context := node_context.current()) is not None:
@@ -297,6 +299,8 @@ class ReplayTurns:
           TrajectoryError: A snapshot has more than its share of `snapshot_bytes`.
         """
         with self._changed:
+            if rpc.cancelled():  # it waited here: its learner called again, or went on
+                return
             self._begun = None
             if cut is None or cut.batch == 0:
                 self._rows.begin_anew()
@@ -352,15 +356,13 @@ class ReplayTurns:
             if new.cut.batch != self._rows.batches_in + 1:
                 self._begun = None  # another call has the batch before
                 self._check_same(begun)
-            with self._only_begin_goes_on():
-                self._rows.append(new.trajectories)
+            self._rows.append(new.trajectories)
             begun.snapshots = dict(new.cut.snapshots)
             begun.episodes += new.episodes
             return True
 
     def _draw(self, begun: _Begun) -> Taken:
-        with self._only_begin_goes_on():
-            rows, sample = self._rows.draw()
+        rows, sample = self._rows.draw()
         episodes, begun.episodes = begun.episodes, []
         return Taken(
             trajectories=rows,
@@ -374,14 +376,6 @@ class ReplayTurns:
             keys=sample.keys,
             probabilities=sample.probabilities,
         )
-
-    @contextlib.contextmanager
-    def _only_begin_goes_on(self) -> Iterator[None]:
-        try:  # half of a part may have been written
-            yield
-        except BaseException:
-            self._begun = None
-            raise
 
     def _check_begun(self) -> _Begun:
         if self._begun is None:

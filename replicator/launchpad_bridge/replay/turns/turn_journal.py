@@ -22,6 +22,7 @@ from replicator.errors import (
     ArgumentError,
     CheckpointMismatchError,
     RpcError,
+    check_count,
 )
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.wire_format import in_one_piece
@@ -44,9 +45,7 @@ class _File(NamedTuple):
 class TurnJournal:
     """The journal in a directory of its own; for one thread at a time."""
 
-    def __init__(
-        self, directory: Path, *, capacity: int, keep_batches: int = 10_000
-    ) -> None:
+    def __init__(self, directory: Path, *, capacity: int, keep_batches: int) -> None:
         """Become the directory's only writer.
 
         Args:
@@ -55,9 +54,11 @@ class TurnJournal:
           keep_batches: Number of batches that a learner may go back.
 
         Raises:
+          ArgumentError: `keep_batches` is not a number from 1.
           CheckpointInUseError: Another table writes to it.
           CheckpointMismatchError: It holds something else.
         """
+        check_count("keep_batches", keep_batches)
         self._directory, self._capacity = directory, capacity
         self._keep_batches = keep_batches
         disk = Disk()

@@ -15,7 +15,7 @@ from replicator.launchpad_bridge.replay.turns import turn_journal
 from replicator.launchpad_bridge.replay.turns.journaled_draws import JournaledDraws
 from replicator.launchpad_bridge.replay.turns.sample_order import SampleOrder
 from replicator.launchpad_bridge.replay.turns.turn_journal import TurnJournal
-from replicator.launchpad_bridge.trajectories.table import Cut
+from replicator.launchpad_bridge.trajectories.table import Cut, TableRestartedError
 
 CAPACITY, SIZE, NEW, LAG = 6, 4, 2, 2
 ORDER = SampleOrder(
@@ -40,7 +40,9 @@ def open_in():
 
     def open_next(folder, **options):
         close()
-        last.append(TurnJournal(folder, capacity=CAPACITY, **options))
+        last.append(
+            TurnJournal(folder, capacity=CAPACITY, **{"keep_batches": 99} | options)
+        )
         return JournaledDraws(ORDER, last[-1])
 
     def close():
@@ -178,6 +180,8 @@ def test_after_a_write_that_failed_it_goes_on_from_the_disk(
         patch.setattr(TurnJournal, "write", half_written)
         with pytest.raises(OSError, match="no room"):
             step(rows)
+    with pytest.raises(TableRestartedError, match="after a write that failed"):
+        step(rows)
     rows.go_back(cut_at(5))
     assert [step(rows) for _ in range(5, BATCHES)] == batches[5:]
 
@@ -206,7 +210,7 @@ def test_a_run_that_begins_anew_has_nothing_of_the_one_before(written, open_in):
 def test_a_second_writer_and_other_files_are_refused(tmp_path, open_in):
     open_in(tmp_path / "journal")
     with pytest.raises(CheckpointInUseError):
-        TurnJournal(tmp_path / "journal", capacity=CAPACITY)
+        TurnJournal(tmp_path / "journal", capacity=CAPACITY, keep_batches=9)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
     with pytest.raises(CheckpointMismatchError, match="with notes"):
