@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
-from replicator.errors import ArgumentError, CheckpointInUseError
+from replicator import rpc
+from replicator.errors import ArgumentError, CallTimeoutError, CheckpointInUseError
 from replicator.launchpad_bridge.trajectories.table import (
     Cut,
     TableRestartedError,
@@ -214,6 +215,17 @@ def test_begin_ends_a_call_that_waits(start):
         program.table.begin(None)
         thread.join(0.01)
     assert errors
+
+
+def test_a_call_of_begin_that_nobody_waits_for_any_more_changes_nothing(start):
+    program = start()
+    program.take()
+    with rpc.Server(program.table) as server, rpc.Client(server.address) as client:
+        with program.table._changed, pytest.raises(CallTimeoutError):
+            client.call("begin", [None], {}, timeout_s=0.1)
+        while server.statistics().running:
+            program.table.statistics()
+    assert program.take()["key"][0] == SIZE
 
 
 def test_counts_of_a_run_go_on_over_kills(start):
