@@ -177,10 +177,14 @@ def _groups(
     name: str, islands: Sequence[_Addresses]
 ) -> list[list[str | IslandAddress]]:
     """Return the addresses of the processes of each island."""
-    groups = [
-        [each] if isinstance(each, str | IslandAddress) else [*each] for each in islands
-    ]
-    if isinstance(islands, str) or not all(groups):
+    is_one = isinstance(islands, str | IslandAddress)
+    groups = []
+    if not is_one:
+        groups = [
+            [each] if isinstance(each, str | IslandAddress) else [*each]
+            for each in islands
+        ]
+    if is_one or not all(groups):
         raise ArgumentError(
             f"`{name}` must be a list with an address, or a list of them, for each "
             f"island, got {islands!r}. Pass that of each `IslandServer`."

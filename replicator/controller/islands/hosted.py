@@ -11,7 +11,7 @@ the next one when this one was taken, and a number that is not the next is refus
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from replicator.base.host.clock import Clock
@@ -43,8 +43,13 @@ from replicator.controller.islands.wire import (
     values_from,
 )
 from replicator.engine.run_ahead import MOST_ON_CPU
-from replicator.errors import ArgumentError, OpFailedError
-from replicator.rpc.client.client import Client
+from replicator.errors import (
+    ArgumentError,
+    EncodeError,
+    MessageTooLargeError,
+    OpFailedError,
+)
+from replicator.rpc.client.client import Client, fail_fast
 
 _MOST_ANSWER_BYTES = 1 << 20
 """Of a read that goes along with reports, whose lateness means that it is lost."""
@@ -54,6 +59,11 @@ _TOGETHER_S = 0.001
 
 _MOST_TOGETHER = MOST_ON_CPU // 2
 """With so many the island is about to have too little to do."""
+
+_FLUSH_S = 10.0
+"""How long an island that ends waits for what it sent to arrive."""
+
+_UNSENDABLE = EncodeError, MessageTooLargeError
 
 
 class PeerIsland:
@@ -69,6 +79,8 @@ class PeerIsland:
         self._session = session
         # A thread waits while it reads an array; calls themselves do not wait.
         self._sending = ThreadPoolExecutor(1, "island-send")
+        # Calls that are on their way; any thread may take one out.
+        self._sent: set[Future[Any]] = set()
 
     def deliver(self, key: Key, sender: int | str, shards: IslandValue) -> None:
         """Send a value once it is computed, or the error that it ended with."""
@@ -83,17 +95,41 @@ class PeerIsland:
             )
         )
 
+    def lose(self) -> None:
+        """Wait for the other one no longer: it is gone."""
+        fail_fast(self._client)
+
     def close(self) -> None:
-        """Send nothing more."""
-        self._sending.shutdown(wait=False, cancel_futures=True)
+        """Send nothing more, once what the other one may wait for has arrived."""
+        self._sending.shutdown(wait=True)
+        wait(list(self._sent), _FLUSH_S)
         self._client.close()
 
     def _send(
         self, what: Data, shards: Sequence[Any] | None, error: BaseException | None
     ) -> None:
         data = None if shards is None or error else shards_data(shards)
-        # The controller hears of an island that is gone by itself.
-        self._client.futures.deliver(self._session, *what, data, error_data(error))
+        try:
+            self._call(what, data, error)
+        except _UNSENDABLE as failure:
+            self._call(what, None, OpFailedError(str(failure)))
+
+    def _call(self, what: Data, data: Data, error: BaseException | None) -> None:
+        sent = self._client.futures.deliver(
+            self._session, *what, data, error_data(error)
+        )
+        self._sent.add(sent)
+        sent.add_done_callback(lambda sent: self._arrived(sent, what))
+
+    def _arrived(self, sent: "Future[Any]", what: Data) -> None:
+        """Send an error in place of what cannot arrive: the other one waits for it.
+
+        The controller hears of an island that is gone by itself.
+        """
+        self._sent.discard(sent)
+        failure = None if sent.cancelled() else sent.exception()
+        if isinstance(failure, _UNSENDABLE):
+            self._call(what, None, OpFailedError(str(failure)))
 
 
 class HostedIsland:
@@ -235,7 +271,8 @@ class HostedIsland:
 
     def give_up(self) -> None:
         """End an island whose controller is gone, or has to go; returns at once."""
-        for name in list(self._peers):
+        for name, peer in list(self._peers.items()):
+            peer.lose()
             error = OpFailedError(f"the controller of {self._island.name} was lost")
             self._island.lose(name, error)
         threading.Thread(target=self.close, daemon=True).start()
@@ -327,6 +364,9 @@ class HostedIsland:
     def _take_lost(self, source: str, error: Data) -> None:
         failure = error_from(error)
         assert failure is not None
+        for name, peer in self._peers.items():
+            if name == source or name.startswith(f"{source}."):
+                peer.lose()
         self._island.lose(source, failure)
 
     def _forget_orders(self, number: int) -> None:

@@ -87,10 +87,13 @@ class JoinedIslands:
         """
         first = len(self.islands)
         there = [each for each in self.islands.values() if not each.why_lost]
-        clients = [[each.connected() for each in group] for group in addresses]
+        clients: list[list[Client]] = [[] for _ in addresses]
         texts = [[each.text for each in group] for group in addresses]
         joined: list[Client] = []
         try:
+            for found, group in zip(clients, addresses, strict=True):
+                for each in group:
+                    found.append(each.connected())
             served = {
                 f"island{n}": _Served.described(
                     texts[at], clients[at], parents[at] if parents else ()

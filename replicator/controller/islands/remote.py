@@ -123,6 +123,7 @@ class RemoteIsland:
         self._numbers = itertools.count()
         # By computation and list, the number that the island knows it by.
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._hosts: weakref.WeakSet[Any] = weakref.WeakSet()  # functions sent there
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._read: dict[Key, jax.Array] = {}
         # Values that were asked for; None until they came.
@@ -170,8 +171,11 @@ class RemoteIsland:
         weakref.finalize(
             computation, self._outbox.put, ["forget_computation", number]
         ).atexit = False
-        if isinstance(computation.run, HostRun):
-            host = computation.run.function
+        if (
+            isinstance(computation.run, HostRun)
+            and (host := computation.run.function) not in self._hosts
+        ):
+            self._hosts.add(host)
             forget = ["forget_function", host.token]
             weakref.finalize(host, self._outbox.put, forget).atexit = False
         layouts = [layout_from(each) for each in found]

@@ -93,9 +93,23 @@ _MOST_WAIT_S = 60.0
 
 
 def _connected(
-    address: str, *, secret: Secret | None = None, tls: Tls | None = None
+    address: str,
+    *,
+    secret: Secret | None = None,
+    tls: Tls | None = None,
+    needs_tls: bool = False,
 ) -> Client:
-    return Client(address, timeout_s=None, wait_for_ready=False, secret=secret, tls=tls)
+    """Return a client of another island, which may be slow to answer.
+
+    Raises:
+      ArgumentError: It would have to speak TLS, and has no files for that.
+    """
+    if needs_tls and tls is None and not address.startswith("unix:"):
+        raise ArgumentError(
+            "`client_tls` must be given where islands send to each other by TLS, got "
+            f'None on the way to {address}. Pass `Tls.in_folder(folder, "client")`.'
+        )
+    return Client(address, timeout_s=None, secret=secret, tls=tls)
 
 
 class IslandService:
@@ -307,7 +321,9 @@ class IslandServer:
         accept_jax_group()  # before JAX starts: it sets what keeps CPUs from hanging
         found = jax_devices() if devices is None else list(devices)
         about = [described(device, len(found)) for device in found]
-        connect = functools.partial(_connected, secret=secret, tls=client_tls)
+        connect = functools.partial(
+            _connected, secret=secret, tls=client_tls, needs_tls=tls is not None
+        )
         self._service = IslandService(about, connect=connect)
         self._server = Server(
             self._service, name="island", address=address, secret=secret, tls=tls

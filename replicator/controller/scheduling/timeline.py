@@ -132,9 +132,10 @@ class OpTimes:
         """
         places = op.places
         with self._lock:
-            end_s = self.now_s() - age_s
             busy_s = self._busy_s.setdefault((op.island, op.is_host), {})
             free_s = max([busy_s.get(place, 0.0) for place in places])
+            # On one device ops end one after the other, whenever that is heard of.
+            end_s = max(self.now_s() - age_s, free_s)
             begin_s = min(max(free_s, run.ready_s(op.inputs)), end_s)
             busy_s.update(dict.fromkeys(places, end_s))
             run.note(values, end_s)

@@ -112,4 +112,4 @@ class IslandNode(PyNode[IslandHandle, None]):
 def _connected(address: str) -> Client:
     """Return a client of another island of the program, wherever that is."""
     builder = PlannedAddressBuilder(address, MessageLimits())
-    return Client(**builder.client_options(), timeout_s=None, wait_for_ready=False)
+    return Client(**builder.client_options(), timeout_s=None)

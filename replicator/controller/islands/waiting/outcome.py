@@ -1,5 +1,7 @@
 """How something ended: a future without a value."""
 
+import collections
+import contextlib
 import logging
 import queue
 import threading
@@ -27,7 +29,7 @@ class Outcome:
         self._is_done = False
         # Whoever adds one looks at `_is_done` afterwards; whoever takes one out, by an
         # atomic operation, calls it. So there is no lock.
-        self._calls: list[Callable[[], object]] = []
+        self._calls: collections.deque[Callable[[], object]] = collections.deque()
 
     def end(self, error: BaseException | None = None) -> Self:
         """End it, and return it."""
@@ -49,9 +51,12 @@ class Outcome:
         if not self._is_done:
             waiting = threading.Lock()
             waiting.acquire()
-            self.then(waiting.release)
+            call = waiting.release
+            self.then(call)
             left_s = -1 if timeout_s is None else max(timeout_s, 0)
             if not waiting.acquire(timeout=left_s):
+                with contextlib.suppress(ValueError):  # it ended just now
+                    self._calls.remove(call)
                 raise TimeoutError
         return self._error
 
@@ -64,7 +69,7 @@ class Outcome:
     def _call(self) -> None:
         while self._calls:
             try:
-                call = self._calls.pop(0)
+                call = self._calls.popleft()
             except IndexError:  # another thread was quicker
                 return
             try:
