@@ -11,6 +11,7 @@ is killed anywhere leaves the save before, whole.
 
 import itertools
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from replicator.launchpad_bridge.replay.saved_values import read_value, write_va
 from replicator.launchpad_bridge.running import node_context
 
 _MANIFEST, _ROWS = "table", "rows-"
+_OURS = re.compile(r"(table|rows-\d{6,})(\.\d+\.draft)?|\..*")
 _SEGMENT_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # copied at once: an insert into one of its places waits for it
 _log = logging.getLogger(__name__)
@@ -95,11 +97,11 @@ class TableSaves:
         """
         self._directory, self._disk = directory, Disk()
         self._disk.make_directories(directory)
-        names = {path.name for path in directory.iterdir()}
-        if any(not name.startswith((_MANIFEST, _ROWS, ".")) for name in names):
+        names = sorted(path.name for path in directory.iterdir())
+        if wrong := [name for name in names if not _OURS.fullmatch(name)]:
             raise CheckpointMismatchError(
                 f"`checkpoint_dir` must be empty, or of a replay table, got {directory}"
-                f" with {min(names)}. Choose another directory."
+                f" with {wrong[0]}. Choose another directory."
             )
         self._writer = WriterLock(directory, self._disk)
         self._writer.acquire(above=0)
@@ -185,7 +187,7 @@ class TableSaves:
     def _tidy(self, names: Sequence[str]) -> None:
         """Delete segments that the manifest does not name."""
         for path in self._directory.glob(f"{_ROWS}*"):
-            if path.name not in names:
+            if _OURS.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)
 
 
