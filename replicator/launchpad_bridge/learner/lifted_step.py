@@ -174,6 +174,5 @@ def _priority_metrics(name: str, metrics: dict[str, Any], examples: int) -> PyTr
             f'`{{"{name}": replicator.Concat(values)}}`.'
         )
     # A vector would be written to records entry by entry.
-    rows = metric.value.astype(jnp.float32)
-    mean = Mean(jnp.mean(rows), jnp.float32(examples))
-    return {name: mean, ROWS: Concat(rows[:, None])}
+    mean = Mean(jnp.mean(metric.value), jnp.float32(examples))
+    return {name: mean, ROWS: Concat(metric.value[:, None].astype(jnp.float32))}

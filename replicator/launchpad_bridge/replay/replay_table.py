@@ -296,7 +296,8 @@ class ReplayTable:
             applied.
 
         Raises:
-          ArgumentError: A value breaks its rule, or the table never gave such a key.
+          ArgumentError: A value breaks its rule, or a key has this table's own prefix,
+            and it never gave it. One of another table, as before a restart, is late.
         """
         keys, values = checked_updates(keys, values)
         with self._admission.may_take:

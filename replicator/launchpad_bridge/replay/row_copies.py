@@ -82,6 +82,11 @@ class RowCopies:
         with self._changed:
             return self._rows.new_rows()
 
+    def are_held(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return which rows, int64 [n], still have these keys: bool [n]."""
+        with self._changed:
+            return self._rows.keys[slots] == keys
+
     def read_rows(self, slots: np.ndarray, keys: np.ndarray) -> dict[str, Any]:
         """Copy those rows that still have these keys: see `SavableTable`."""
         with self._changed:

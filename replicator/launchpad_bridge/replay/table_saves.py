@@ -62,6 +62,10 @@ class SavableTable(Protocol):
         """Return places and keys, int64 [n], of rows since the last call, in order."""
         ...
 
+    def are_held(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return which rows, int64 [n], still have these keys: bool [n]."""
+        ...
+
     def read_rows(self, slots: np.ndarray, keys: np.ndarray) -> dict[str, Any]:
         """Copy those rows, int64 [n], that still have these keys: int64 [n].
 
@@ -154,6 +158,7 @@ class TableSaves:
             # Should writing them fail, the next save has them all the same.
             self._open = np.concatenate([self._open, found], axis=1)
             if found.size:
+                self._open = self._open[:, table.are_held(*self._open)]
                 self._write_rows(table)
             records = table.records()
             self._full = [each for each in self._full if _held(each, records).any()]
@@ -183,6 +188,7 @@ class TableSaves:
                 return
             self._full.append(segment)
             self._open, self._last = self._open[:, size:], None
+        self._last = None  # its rows went
 
     def _tidy(self, names: Sequence[str]) -> None:
         """Delete segments that the manifest does not name."""

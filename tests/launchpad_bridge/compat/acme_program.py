@@ -39,10 +39,10 @@ class Coins(dm_env.Environment):
         died = self._folder / "died"
         while self._waits and self._episodes == DEATH and not died.exists():
             time.sleep(0.01)  # or the limiter may come before the death
-        if self._dies and (self._episodes, self._step) == (DEATH, 3):
-            if not died.exists():
-                died.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        is_time = (self._episodes, self._step) == (DEATH, 3)
+        if self._dies and is_time and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         seen = np.full(1, self._step, np.float32)
         if self._step < STEPS:
             return dm_env.transition(1.0, seen)
