@@ -253,6 +253,12 @@ def check(config: Any, replicas: int) -> None:
         shares("environments", config.environments, config.actors, "actors")
     if config.scale == "anakin":
         shares("environments", config.environments, replicas, "replicas")
+        made = config.environments * config.unroll_length
+        if config.capacity < made:
+            raise ArgumentError(
+                f"`--capacity` must be at least {made}, the transitions of a turn, got "
+                f"{config.capacity}. Use {4 * made}."
+            )
 
 
 def run(config: Any, make_agent: Callable[[Any], OffPolicy], title: str) -> None:

@@ -17,6 +17,7 @@ from experiments import config_flags, control_runs
 from experiments.config_flags import Amount, Count
 from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
+from replicator.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,16 @@ class Config(control_runs.ControlSettings):
 
 
 def make_agent(config: Config) -> OffPolicy:
-    """Return the agent, which is the same at each scale."""
+    """Return the agent, which is the same at each scale.
+
+    Raises:
+      ArgumentError: The discount is 1.
+    """
+    if config.discount == 1:
+        raise ArgumentError(
+            "`--discount` must be below 1, as it bounds returns, got "
+            f"{config.discount}. Use 0.99."
+        )
     shape, action_size = control_runs.sizes_of(config)
     rewards = control_runs.TASKS[config.env].rewards
     low, high = (each / (1 - config.discount) for each in rewards)

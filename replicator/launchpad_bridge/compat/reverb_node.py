@@ -7,7 +7,7 @@ It has wheels up to Python 3.11.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicator.errors import ProgramError
+from replicator.errors import ArgumentError, ProgramError
 from replicator.launchpad_bridge.addresses.promises import (
     Address,
     get_port_from_address,
@@ -74,15 +74,25 @@ class ReverbNode(PyNode[ReverbHandle, None]):
         return self._track_handle(ReverbHandle(self.reverb_address))
 
     def run(self) -> None:
-        """Serve until the program stops; save at the given interval."""
+        """Serve until the program stops; save at the given interval.
+
+        Raises:
+          ArgumentError: An interval is given, and Reverb is not installed: tables here
+            are kept by `lp.ReplayTable`'s own means.
+        """
         make_checkpointer = self._checkpoint_ctor
         make_server, _ = _server_and_client()
+        minutes = self._checkpoint_time_delta_minutes
+        if minutes is not None and make_server is ReverbServer:
+            raise ArgumentError(
+                "`checkpoint_time_delta_minutes` must be None without Reverb, got "
+                f"{minutes}. Use an `lp.ReplayTable` with a folder of its own."
+            )
         server = make_server(
             tables=self._priority_tables_fn(),
             port=get_port_from_address(self.reverb_address.resolve()),
             checkpointer=None if make_checkpointer is None else make_checkpointer(),
         )
-        minutes = self._checkpoint_time_delta_minutes
         try:
             while not stop_event().wait(None if minutes is None else 60 * minutes):
                 server.localhost_client().checkpoint()

@@ -70,12 +70,14 @@ class Admission:
                 f"{self._limited}. Insert them again."
             )
 
-    def wait_to_take(self, count: int, timeout_s: float) -> bool:
-        """Return whether rows can be drawn within the time."""
-        if not self._can_take(count):
+    def wait_to_take(self, count: int, oldest: int | None, timeout_s: float) -> bool:
+        """Return whether rows, none below `oldest`, can be drawn within the time."""
+        if not self._can_take(count, oldest):
             started_s = time.monotonic()
             may_take = wait_for(
-                self.may_take, lambda: self._can_take(count), timeout_s=timeout_s
+                self.may_take,
+                lambda: self._can_take(count, oldest),
+                timeout_s=timeout_s,
             )
             self.waited_s += time.monotonic() - started_s
             if not may_take:
@@ -94,7 +96,9 @@ class Admission:
             is_stuck or self._limited.may_insert(count, held=rows.held)
         )
 
-    def _can_take(self, count: int) -> bool:
+    def _can_take(self, count: int, oldest: int | None) -> bool:
+        # The bound is the table's: another sample may have set it since the last look.
+        self._rows.draw_from(oldest)
         return self._rows.can_draw(count) and self._limited.may_take(
             count, held=self._rows.held
         )

@@ -162,7 +162,11 @@ class ReplayTable:
         self._saves: TableSaves | None = None
         if folder is not None:
             self._saves = TableSaves(folder)
-            self._go_on_from(self._saves)
+            try:
+                self._go_on_from(self._saves)
+            except BaseException:
+                self._saves.close()
+                raise
             self._rows.save_from_now_on()
             save_in_background(self, self._saves, every_s=checkpoint_every_s)
 
@@ -259,8 +263,7 @@ class ReplayTable:
             )
         with self._admission.may_take:
             self._limited.check_sizes(batch=count)
-            self._rows.draw_from(oldest)
-            if not self._admission.wait_to_take(count, timeout_s):
+            if not self._admission.wait_to_take(count, oldest, timeout_s):
                 return None
             drawn = self._rows.draw(count, self._random)
             self._limited.taken += count
@@ -293,7 +296,8 @@ class ReplayTable:
             applied.
 
         Raises:
-          ArgumentError: A value breaks its rule, or the table never gave such a key.
+          ArgumentError: A value breaks its rule, or a key has this table's own prefix,
+            and it never gave it. One of another table, as before a restart, is late.
         """
         keys, values = checked_updates(keys, values)
         with self._admission.may_take:

@@ -6,6 +6,7 @@ reads are noted, so that an insert that was given one of them waits before it wr
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,10 +39,12 @@ class RowCopies:
         Args:
           changed: Condition of its lock, on which inserts wait.
           rows: Records of its rows, which the lock guards.
-          counts: Returns its counts; called under the lock.
+          counts: Method of the table, which returns its counts; called under the
+            lock. It does not keep the table.
         """
         self.memory: RowMemory | None = None
-        self._changed, self._rows, self._counts = changed, rows, counts
+        self._changed, self._rows = changed, rows
+        self._counts = weakref.WeakMethod(counts)
         self._reads: dict[object, np.ndarray] = {}  # the lock guards it, too
 
     @contextlib.contextmanager
@@ -79,6 +82,11 @@ class RowCopies:
         with self._changed:
             return self._rows.new_rows()
 
+    def are_held(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return which rows, int64 [n], still have these keys: bool [n]."""
+        with self._changed:
+            return self._rows.keys[slots] == keys
+
     def read_rows(self, slots: np.ndarray, keys: np.ndarray) -> dict[str, Any]:
         """Copy those rows that still have these keys: see `SavableTable`."""
         with self._changed:
@@ -91,12 +99,14 @@ class RowCopies:
 
     def records(self) -> TableRecords:
         """Return the records of all rows."""
+        counts = self._counts()
+        assert counts is not None, "the table calls"
         with self._changed:
             return TableRecords(
                 self._rows.keys.copy(),
                 self._rows.priorities.copy(),
                 self._rows.times(),
-                self._counts(),
+                counts(),
             )
 
 

@@ -11,6 +11,7 @@ is killed anywhere leaves the save before, whole.
 
 import itertools
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from replicator.launchpad_bridge.replay.saved_values import read_value, write_va
 from replicator.launchpad_bridge.running import node_context
 
 _MANIFEST, _ROWS = "table", "rows-"
+_OURS = re.compile(r"(table|rows-\d{6,})(\.\d+\.draft)?|\..*")
 _SEGMENT_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # copied at once: an insert into one of its places waits for it
 _log = logging.getLogger(__name__)
@@ -58,6 +60,10 @@ class SavableTable(Protocol):
 
     def new_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return places and keys, int64 [n], of rows since the last call, in order."""
+        ...
+
+    def are_held(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return which rows, int64 [n], still have these keys: bool [n]."""
         ...
 
     def read_rows(self, slots: np.ndarray, keys: np.ndarray) -> dict[str, Any]:
@@ -95,11 +101,11 @@ class TableSaves:
         """
         self._directory, self._disk = directory, Disk()
         self._disk.make_directories(directory)
-        names = {path.name for path in directory.iterdir()}
-        if any(not name.startswith((_MANIFEST, _ROWS, ".")) for name in names):
+        names = sorted(path.name for path in directory.iterdir())
+        if wrong := [name for name in names if not _OURS.fullmatch(name)]:
             raise CheckpointMismatchError(
                 f"`checkpoint_dir` must be empty, or of a replay table, got {directory}"
-                f" with {min(names)}. Choose another directory."
+                f" with {wrong[0]}. Choose another directory."
             )
         self._writer = WriterLock(directory, self._disk)
         self._writer.acquire(above=0)
@@ -152,6 +158,7 @@ class TableSaves:
             # Should writing them fail, the next save has them all the same.
             self._open = np.concatenate([self._open, found], axis=1)
             if found.size:
+                self._open = self._open[:, table.are_held(*self._open)]
                 self._write_rows(table)
             records = table.records()
             self._full = [each for each in self._full if _held(each, records).any()]
@@ -181,11 +188,12 @@ class TableSaves:
                 return
             self._full.append(segment)
             self._open, self._last = self._open[:, size:], None
+        self._last = None  # its rows went
 
     def _tidy(self, names: Sequence[str]) -> None:
         """Delete segments that the manifest does not name."""
         for path in self._directory.glob(f"{_ROWS}*"):
-            if path.name not in names:
+            if _OURS.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)
 
 

@@ -17,6 +17,7 @@ from acme import core, environment_loop, specs
 from acme.utils import counting, loggers, lp_utils
 
 STEPS = 5  # of an episode
+DEATH = 5  # episodes before it
 _FOLDER = flags.DEFINE_string("folder", "", "Where episodes and counts are noted.")
 _DIES = flags.DEFINE_bool("dies", False, "Whether an actor is killed in an episode.")
 
@@ -24,8 +25,8 @@ _DIES = flags.DEFINE_bool("dies", False, "Whether an actor is killed in an episo
 class Coins(dm_env.Environment):
     """Episodes of five steps; each is noted before it is counted."""
 
-    def __init__(self, folder, dies):
-        self._folder, self._dies = Path(folder), dies
+    def __init__(self, folder, dies, waits):
+        self._folder, self._dies, self._waits = Path(folder), dies, waits
         self._step = self._episodes = 0
 
     def reset(self):
@@ -35,11 +36,13 @@ class Coins(dm_env.Environment):
     def step(self, action):
         self._step += 1
         time.sleep(0.005)  # leaves the machine to others
-        if self._dies and (self._episodes, self._step) == (20, 3):
-            mark = self._folder / "died"
-            if not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        died = self._folder / "died"
+        while self._waits and self._episodes == DEATH and not died.exists():
+            time.sleep(0.01)  # or the limiter may come before the death
+        is_time = (self._episodes, self._step) == (DEATH, 3)
+        if self._dies and is_time and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         seen = np.full(1, self._step, np.float32)
         if self._step < STEPS:
             return dm_env.transition(1.0, seen)
@@ -90,9 +93,9 @@ def note(path, text):
         file.write(text.encode())
 
 
-def make_actor(counter, folder, dies):
+def make_actor(counter, folder, dies, waits):
     counter = counting.Counter(counter, prefix="actor", time_delta=0.0)
-    environment = Coins(folder, dies)
+    environment = Coins(folder, dies, waits)
     return environment_loop.EnvironmentLoop(
         environment, Guess(), counter=counter, logger=Notes(folder)
     )
@@ -107,8 +110,8 @@ def main(_):
     again = {"restart": lp.Restart(attempts=1)} if _DIES.value else {}
     with program.group("actor", **again):
         for index in range(2):
-            dies = _DIES.value and index == 0
-            program.add_node(lp.CourierNode(make_actor, counter, folder, dies))
+            dies, waits = (_DIES.value and index == each for each in range(2))
+            program.add_node(lp.CourierNode(make_actor, counter, folder, dies, waits))
     with program.group("limiter"):
         program.add_node(lp.CourierNode(lp_utils.StepsLimiter, counter, 100))
     lp.launch(program)

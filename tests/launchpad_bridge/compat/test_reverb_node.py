@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 
 import replicator.launchpad_bridge as lp
+from replicator.errors import ArgumentError
 
 
 class FakeServer:
@@ -50,3 +51,10 @@ def test_a_replay_buffer_listens_on_its_port_until_the_stop(reverb):
 def test_the_time_between_checkpoints_must_be_positive():
     with pytest.raises(ValueError, match="time delta must be positive"):
         lp.ReverbNode(list, checkpoint_time_delta_minutes=0)
+
+
+def test_a_time_between_checkpoints_without_reverb_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reverb", None)
+    node = lp.ReverbNode(list, checkpoint_time_delta_minutes=10)
+    with pytest.raises(ArgumentError, match="must be None without Reverb, got 10"):
+        node.run()

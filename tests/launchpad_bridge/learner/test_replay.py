@@ -47,6 +47,16 @@ def test_hooks_and_records_get_the_mean_of_the_priorities():
     assert result["statistics"]["priorities"]["sent"] == 32
 
 
+def test_priorities_of_a_narrow_type_come_as_they_were():
+    def step_fn(state, batch):
+        state, metrics = replay.step_fn(state, batch)
+        narrow = metrics["priority"].value.astype(jnp.bfloat16)
+        return state, metrics | {"priority": replicator.Concat(narrow)}
+
+    _, (ids, values) = replay.learnt(step_fn=step_fn)
+    np.testing.assert_array_equal(values, ids + 0.5)  # bfloat16 holds these
+
+
 def test_rows_of_an_update_that_is_skipped_keep_only_what_is_not_finite():
     def step_fn(state, batch):
         state, metrics = replay.step_fn(state, batch)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -175,6 +176,18 @@ def test_oldest_bounds_what_is_drawn_and_drops_nothing():
     assert "5 of 5 are too old" in table.statistics()["waits_for"]
     assert set(draw(table).versions.tolist()) == {0, 1, 2, 3}
     assert table.statistics()["held"] == 5
+
+
+def test_oldest_of_another_sample_does_not_bound_one_that_waits():
+    table = table_of()
+    insert(table, 0, version=0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(draw, table, 8, oldest=5)
+        while table.statistics()["too_old"] == 0:
+            time.sleep(0.001)
+        draw(table, 1)  # of any version
+        insert(table, 5, version=5)
+        assert set(waiting.result(SOON_S).versions.tolist()) == {5}
 
 
 def test_a_priority_of_a_row_that_is_too_old_counts_once_it_may_be_drawn():
@@ -353,9 +366,11 @@ def test_many_threads_insert_draw_and_update_and_rows_stay_whole():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         learning = [pool.submit(learn) for _ in range(2)]
         acting = [pool.submit(act, 10_000 * actor) for actor in range(4)]
-        for each in acting:
-            each.result(SOON_S)
-        stop.set()
+        try:
+            for each in acting:
+                each.result(SOON_S)
+        finally:
+            stop.set()
         for each in learning:
             each.result(SOON_S)
     counts = table.statistics()

@@ -234,11 +234,33 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
         table_in(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["rows-of-mine.csv", "tables", "table.txt"])
+def test_files_whose_names_are_like_those_of_a_table_are_refused(name, tmp_path):
+    (tmp_path / name).touch()
+    (tmp_path / "rows-000000").touch()
+    with pytest.raises(CheckpointMismatchError, match=f"with {name}"):
+        table_in(tmp_path)
+    assert (tmp_path / name).exists()
+
+
 def test_a_second_writer_is_refused(folder):
     table = table_in(folder)
     with pytest.raises(CheckpointInUseError):
         table_in(folder)
     end(table)
+
+
+def test_a_table_that_cannot_go_on_lets_others_write(folder):
+    table = table_in(folder)
+    insert(table, 1)
+    table.save()
+    end(table)
+    saved = (folder / "table").read_bytes()
+    (folder / "table").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        table_in(folder)
+    (folder / "table").write_bytes(saved)
+    assert sorted(held(table_in(folder))) == [1]
 
 
 @pytest.mark.parametrize("name", ["table", "rows-000000"])
