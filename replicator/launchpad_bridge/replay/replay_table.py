@@ -19,12 +19,7 @@ import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
-from replicator.errors import (
-    ArgumentError,
-    check_count,
-    check_positive,
-    check_word,
-)
+from replicator.errors import ArgumentError, check_count, check_positive, check_word
 from replicator.launchpad_bridge.replay.admission import Admission
 from replicator.launchpad_bridge.replay.arguments import (
     INSERT,

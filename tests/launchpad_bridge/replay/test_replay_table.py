@@ -1,8 +1,10 @@
 """A table whose rows stay after they were drawn."""
 
 import concurrent.futures
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -50,6 +52,19 @@ def test_rows_stay_and_keep_their_keys():
     assert first.probabilities.dtype == np.float64
     by_id = dict(zip(ids_of(first).tolist(), first.keys.tolist(), strict=True))
     assert [by_id[each] for each in ids_of(second).tolist()] == second.keys.tolist()
+
+
+def test_a_table_that_nobody_has_is_gone_without_a_collection():
+    gc.collect()
+    gc.disable()
+    try:
+        table = table_of()
+        insert(table, 1)
+        found = weakref.ref(table)
+        del table
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_no_key_is_ever_of_two_rows():
