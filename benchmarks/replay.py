@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -175,7 +176,7 @@ def longest_hold_s() -> float:
     return longest_s
 
 
-def batch_of(table: lp.ReplayTable | Client) -> Callable[[], object]:
+def batch_of(table: Any) -> Callable[[], object]:
     """Return a function that returns the next batch of a learner's feed."""
     batches = TrajectoryBatches(
         table,
