@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from models.d4pg import Losses
-from models.dense import Params, norm_mlp, norm_mlp_init
+from models.dense import Params, mlp, mlp_init
 from replicator.errors import check_count
 
 _LOG_STD = (-5.0, 2.0)
@@ -49,8 +49,8 @@ class Sac:
         policy, *critics = jax.random.split(key, 3)
         both = size + self.action_size
         return {
-            "policy": norm_mlp_init(policy, size, self.hidden, 2 * self.action_size),
-            "critics": [norm_mlp_init(key, both, self.hidden, 1) for key in critics],
+            "policy": mlp_init(policy, size, self.hidden, 2 * self.action_size),
+            "critics": [mlp_init(key, both, self.hidden, 1) for key in critics],
             "log_temperature": jnp.zeros(()),
         }
 
@@ -141,14 +141,14 @@ class Sac:
         self, params: Params, observation: Array
     ) -> tuple[Float[Array, "n a"], Float[Array, "n a"]]:
         """Return the mean, and the log of the deviation, before tanh."""
-        mean, log_std = jnp.split(norm_mlp(params["policy"], observation), 2, axis=-1)
+        mean, log_std = jnp.split(mlp(params["policy"], observation), 2, axis=-1)
         return mean, jnp.clip(log_std, *_LOG_STD)
 
     def _both(
         self, params: Params, observation: Array, action: Array
     ) -> Float[Array, "2 n"]:
         seen = jnp.concatenate([observation, action], axis=-1)
-        return jnp.stack([norm_mlp(each, seen)[:, 0] for each in params["critics"]])
+        return jnp.stack([mlp(each, seen)[:, 0] for each in params["critics"]])
 
     def _lower(
         self, params: Params, observation: Array, action: Array
