@@ -84,7 +84,7 @@ def measure_ours(window_s: float) -> dict[str, float]:
     """Return steps and updates a second of a program, and the return it got to."""
     shape, action_size = control.sizes_of(_ENV.value)
     agent = OffPolicy(
-        net=Sac(action_size=action_size, hidden=_HIDDEN),
+        net=Sac(action_size=action_size, hidden=_HIDDEN, is_normed=False),
         observation_shape=shape,
         optimizer=optax.adam(3e-4),
     )
