@@ -70,8 +70,8 @@ def test_the_temperature_rises_where_entropy_is_below_its_aim(
 
 def test_perceptrons_of_the_paper_are_not_normalised(key):
     net = Sac(action_size=2, hidden=16, is_normed=False)
-    policy = net.init(key, (3,))["policy"]
-    x = jax.random.normal(key, (5, 3))
+    policy = jax.device_get(net.init(key, (3,))["policy"])
+    x = np.asarray(jax.random.normal(key, (5, 3)))
     for layer in ("in", "hidden"):
         x = np.maximum(x @ policy[layer]["kernel"] + policy[layer]["bias"], 0)
     mean = (x @ policy["out"]["kernel"] + policy["out"]["bias"])[:, :2]
