@@ -24,7 +24,9 @@ from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import Items, VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
-_SAMPLES_PER_CALL = 8  # batches that the learner asks a replay table for at once
+# Of a learner: by default on a queue, and on a replay table.
+_TAKES: dict[str, Any] = {"max_policy_lag": 20}
+_SAMPLES: dict[str, Any] = {"priorities": "priority", "samples_per_call": 8}
 
 
 class _KeepsReturns:
@@ -125,7 +127,6 @@ def make_program(
     unroll_length: int,
     steps: int | None,
     seed: int = 0,
-    max_policy_lag: int | None = 20,
     replay: dict[str, Any] | None = None,
     items: Items | None = None,
     name: str = "agent",
@@ -144,7 +145,6 @@ def make_program(
       unroll_length: Steps of a trajectory.
       steps: Updates in all; None for no end.
       seed: Of the run.
-      max_policy_lag: Updates that a trajectory may have missed; of a queue alone.
       replay: Options of a `ReplayTable`, whose rows' priorities are the agent's metric
         `priority`; None for a queue.
       items: Makes the rows of a replay table.
@@ -153,43 +153,45 @@ def make_program(
         policy until the program stops; None for none.
       folder: Where returns and checkpoints are kept.
       saved_every_s: From one checkpoint to the next.
-      **session: Of the learner's session: `directory`, and others.
+      **session: Of the learner and its session: `max_policy_lag`, `directory`.
     """
     program = lp.Program(name)
-    if replay is None:
-        node = lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
-        learns: dict[str, Any] = {"max_policy_lag": max_policy_lag}
-    else:
-        node = lp.CourierNode(EpisodeReplay, folder=folder, **replay)
-        learns = {"priorities": "priority", "samples_per_call": _SAMPLES_PER_CALL}
-    table = program.add_node(node, label="queue" if replay is None else "replay")
-    learner = program.add_node(
-        lp.ReplicatedLearnerNode(
-            agent.step_fn,
-            agent.init_fn,
-            steps=steps,
-            batch_size=batch_size,
-            table=table,
-            seed=seed,
-            display=False,
-            **run_folder.saved_in(folder, seconds=saved_every_s),
-            **learns,
-            **session,
-        ),
-        label="learner",
-    )
+    table = _add_table(program, replay, batch_size=batch_size, folder=folder)
+    options = {"steps": steps, "batch_size": batch_size, "seed": seed}
+    options |= run_folder.saved_in(folder, seconds=saved_every_s)
+    options |= (_TAKES if replay is None else _SAMPLES) | session
+    learner = _add_learner(program, agent, table, **options)
+    act = (make_environment, agent.policy, agent.initial_core, learner)
+    options = {"items": items, "unroll_length": unroll_length, "seed": seed}
     with program.group("actor", restart=lp.Restart(attempts=10)):
         for index in range(actors):
-            node = lp.PyClassNode(
-                lp.Actor,
-                *(make_environment, agent.policy, agent.initial_core, learner),
-                table=table,
-                items=items,
-                index=index,
-                unroll_length=unroll_length,
-                seed=seed,
-            )
+            node = lp.PyClassNode(lp.Actor, *act, table=table, index=index, **options)
             program.add_node(node)
     if evaluator is not None:
         program.add_node(lp.PyClassNode(evaluator, learner), label="evaluator")
     return program, table
+
+
+def _add_table(
+    program: lp.Program,
+    replay: dict[str, Any] | None,
+    *,
+    batch_size: int,
+    folder: Path | None,
+) -> lp.CourierHandle:
+    """Add the table that `make_program` says."""
+    if replay is None:
+        node = lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
+        return program.add_node(node, label="queue")
+    node = lp.CourierNode(EpisodeReplay, folder=folder, **replay)
+    return program.add_node(node, label="replay")
+
+
+def _add_learner(
+    program: lp.Program, agent: Agent, table: lp.CourierHandle, **options: Any
+) -> lp.CourierHandle:
+    """Add the learner, with options of its node."""
+    node = lp.ReplicatedLearnerNode(
+        agent.step_fn, agent.init_fn, table=table, display=False, **options
+    )
+    return program.add_node(node, label="learner")

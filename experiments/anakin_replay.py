@@ -41,19 +41,13 @@ def make_step(
       batch_size: Rows of an update.
       updates: In a call.
     """
-    own, drawn = environments // replicas, batch_size // replicas
+    own = environments // replicas
     made = own * unroll_length
     rows = capacity // replicas // made * made  # whole calls
 
     def init_fn(key: Array) -> dict[str, Any]:
         poles = pendulum.reset(jax.random.split(key, own))
-        memory = _rows(
-            agent, pendulum.observe(poles), jnp.zeros((own, 1)), poles.gained
-        )
-        memory = jax.tree.map(
-            lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), memory
-        )
-        replayed = replicator.PerReplica((poles, memory))
+        replayed = replicator.PerReplica((poles, _empty(agent, poles, rows)))
         return {**agent.init_fn(key), "replayed": replayed, "calls": jnp.zeros((), int)}
 
     def step_fn(
@@ -61,34 +55,19 @@ def make_step(
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         act_key, draw_key, learn_key = jax.random.split(key, 3)
         poles, memory = state["replayed"].value
-        begun = state["calls"] * unroll_length
-        poles, new, moved = _play(
-            agent,
-            state["params"],
-            poles,
-            replicator.example_keys(act_key, len(numbers)),
-            begun + jnp.arange(unroll_length),
-        )
-        at = (state["calls"] * made) % rows
-        memory = jax.tree.map(
-            lambda old, leaf: jax.lax.dynamic_update_slice_in_dim(old, leaf, at, 0),
-            memory,
-            new,
-        )
+        keys = replicator.example_keys(act_key, len(numbers))
+        steps = state["calls"] * unroll_length + jnp.arange(unroll_length)
+        poles, new, moved = _play(agent, state["params"], poles, keys, steps)
+        memory = _overwritten(memory, new, at=(state["calls"] * made) % rows)
         held = jnp.minimum((state["calls"] + 1) * made, rows)
         own_key = replicator.replica_key(draw_key)
 
         def update(learned: dict[str, Any], number: Array) -> tuple[Any, Any]:
             drawn_key = jax.random.fold_in(own_key, number)
-            place = jax.random.randint(drawn_key, (drawn,), 0, held)
-            batch = {
-                "trajectories": jax.tree.map(lambda leaf: leaf[place], memory),
-                "probability": jnp.ones(drawn),
-            }
-            key = jax.random.fold_in(learn_key, number)
-            learned, metrics = agent.step_fn(learned, batch, key)
-            del metrics["priority"]  # all rows are drawn alike
-            return learned, metrics
+            place = jax.random.randint(drawn_key, (batch_size // replicas,), 0, held)
+            return _learn(
+                agent, learned, memory, place, jax.random.fold_in(learn_key, number)
+            )
 
         learned = {name: state[name] for name in _LEARNED}
         learned, metrics = jax.lax.scan(update, learned, jnp.arange(updates))
@@ -151,6 +130,37 @@ def _play(
         jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows),
         moved,
     )
+
+
+def _empty(agent: OffPolicy, poles: pendulum.Poles, rows: int) -> dict[str, Any]:
+    """Return a memory of so many rows."""
+    action = jnp.zeros((len(poles.age), 1))
+    row = _rows(agent, pendulum.observe(poles), action, poles.gained)
+    return jax.tree.map(
+        lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), row
+    )
+
+
+def _overwritten(memory: Any, new: Any, *, at: Array) -> Any:
+    """Return a memory with new rows at a place."""
+    return jax.tree.map(
+        lambda old, leaf: jax.lax.dynamic_update_slice_in_dim(old, leaf, at, 0),
+        memory,
+        new,
+    )
+
+
+def _learn(
+    agent: OffPolicy, learned: dict[str, Any], memory: Any, place: Array, key: Array
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is learned after an update from the rows at some places."""
+    batch = {
+        "trajectories": jax.tree.map(lambda leaf: leaf[place], memory),
+        "probability": jnp.ones(len(place)),
+    }
+    learned, metrics = agent.step_fn(learned, batch, key)
+    del metrics["priority"]  # all rows are drawn alike
+    return learned, metrics
 
 
 def _rows(

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import optax
+
 import replicator
 import replicator.launchpad_bridge as lp
 from experiments import (
@@ -45,7 +47,7 @@ from experiments.config_flags import (
 )
 from experiments.drawing import draw_frames
 from experiments.environments import control, pendulum
-from experiments.off_policy import OffPolicy
+from experiments.off_policy import OffPolicy, OffPolicyNet
 from experiments.returns import Learned, Returns
 from replicator.errors import ArgumentError
 
@@ -138,6 +140,19 @@ def sizes_of(config: Any) -> tuple[tuple[int, ...], int]:
     if config.env == PENDULUM:
         return pendulum.OBSERVATION, pendulum.ACTION_SIZE
     return control.sizes_of(config.env)
+
+
+def agent_of(config: Any, net: OffPolicyNet) -> OffPolicy:
+    """Return the agent that acts and learns with a network."""
+    return OffPolicy(
+        net=net,
+        observation_shape=sizes_of(config)[0],
+        optimizer=optax.adam(config.learning_rate),
+        discount=config.discount,
+        warmup=config.warmup,
+        follow=config.follow,
+        importance=config.importance,
+    )
 
 
 def run_process(
