@@ -5,7 +5,8 @@
        └──────────────── newest variables ─────────────┘
 
 The agent is that of the other scales; here each node gets one of its
-functions.
+functions. With a folder, table and learner that fail start again, three times, from
+what they saved there: a replay table with its rows, their keys and priorities.
 """
 
 import contextlib
@@ -151,16 +152,24 @@ def make_program(
       name: Of the program.
       evaluator: Makes, of a client of the learner, an object whose `run` watches the
         policy until the program stops; None for none.
-      folder: Where returns and checkpoints are kept.
-      saved_every_s: From one checkpoint to the next.
+      folder: Where returns, rows and checkpoints are kept; None keeps nothing.
+      saved_every_s: From one checkpoint to the next, of table and learner.
       **session: Of the learner and its session: `max_policy_lag`, `directory`.
     """
     program = lp.Program(name)
-    table = _add_table(program, replay, batch_size=batch_size, folder=folder)
-    options = {"steps": steps, "batch_size": batch_size, "seed": seed}
+    again = None if folder is None else lp.Restart(attempts=3)
+    with program.group("queue" if replay is None else "replay", restart=again):
+        table = program.add_node(
+            table_node(replay, batch_size, folder=folder, saved_every_s=saved_every_s)
+        )
+    options = {"steps": steps, "batch_size": batch_size, "seed": seed, "table": table}
     options |= run_folder.saved_in(folder, seconds=saved_every_s)
     options |= (_TAKES if replay is None else _SAMPLES) | session
-    learner = _add_learner(program, agent, table, **options)
+    functions = agent.step_fn, agent.init_fn
+    with program.group("learner", restart=again):
+        learner = program.add_node(
+            lp.ReplicatedLearnerNode(*functions, display=False, **options)
+        )
     act = (make_environment, agent.policy, agent.initial_core, learner)
     options = {"items": items, "unroll_length": unroll_length, "seed": seed}
     with program.group("actor", restart=lp.Restart(attempts=10)):
@@ -172,26 +181,17 @@ def make_program(
     return program, table
 
 
-def _add_table(
-    program: lp.Program,
+def table_node(
     replay: dict[str, Any] | None,
-    *,
     batch_size: int,
+    *,
     folder: Path | None,
-) -> lp.CourierHandle:
-    """Add the table that `make_program` says."""
+    saved_every_s: float,
+) -> lp.CourierNode:
+    """Return the node of a program's table; arguments are those of `make_program`."""
     if replay is None:
-        node = lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
-        return program.add_node(node, label="queue")
-    node = lp.CourierNode(EpisodeReplay, folder=folder, **replay)
-    return program.add_node(node, label="replay")
-
-
-def _add_learner(
-    program: lp.Program, agent: Agent, table: lp.CourierHandle, **options: Any
-) -> lp.CourierHandle:
-    """Add the learner, with options of its node."""
-    node = lp.ReplicatedLearnerNode(
-        agent.step_fn, agent.init_fn, table=table, display=False, **options
-    )
-    return program.add_node(node, label="learner")
+        return lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
+    if folder is not None:
+        rows = {"checkpoint_dir": run_folder.rows_of(folder)}
+        replay = rows | {"checkpoint_every_s": saved_every_s} | replay
+    return lp.CourierNode(EpisodeReplay, folder=folder, **replay)
