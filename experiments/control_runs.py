@@ -7,7 +7,8 @@ Scales:
 - `program`: actors, a replay table, a learner and an evaluator are nodes, in threads,
   processes or Ray;
 - `anakin`: pendulums in JAX, acting, a memory on the devices and learning are one
-  replicated step; for `--env=pendulum` alone.
+  replicated step; for `--env=pendulum` alone. Rows are of one step, and all are drawn
+  alike, from the first call on: flags that say otherwise are refused.
 
 A run that was killed goes on when it is started again; one that ended begins anew. The
 last line is one JSON object: `average_return` over 10 episodes without exploration, of
@@ -52,6 +53,7 @@ from experiments.returns import Learned, Returns
 from replicator.errors import ArgumentError
 
 PENDULUM = "pendulum"
+_OF_TABLES = ("least", "n", "exponent", "importance")  # not of a memory on devices
 _SAMPLES_AHEAD = 8  # batches by which a program's learner may be ahead of its actors
 
 
@@ -261,12 +263,15 @@ def check(config: Any, replicas: int) -> None:
             f"`--env` must be {PENDULUM} with `--scale=anakin`, and only there, got "
             f"{config.env} with {config.scale}. Use the one with the other."
         )
-    shares = config_flags.check_shares
+    shares, left_out = config_flags.check_shares, config_flags.check_left_out
     shares("batch_size", config.batch_size, replicas, "replicas")
     shares("steps", config.steps, config.steps_per_call, "`--steps_per_call`")
     if config.scale == "program":
         shares("environments", config.environments, config.actors, "actors")
+    else:
+        left_out(config, ("launch_type", "actors"), scales="program")
     if config.scale == "anakin":
+        left_out(config, _OF_TABLES, scales="process")
         shares("environments", config.environments, replicas, "replicas")
         made = config.environments * config.unroll_length
         if config.capacity < made:
