@@ -25,9 +25,11 @@ from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import Items, VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
-# Of a learner: by default on a queue, and on a replay table.
+SAMPLES_PER_CALL = 8  # batches that a learner asks a replay table for at once
+
+# Options of a learner: on a queue, and on a replay table.
 _TAKES: dict[str, Any] = {"max_policy_lag": 20}
-_SAMPLES: dict[str, Any] = {"priorities": "priority", "samples_per_call": 8}
+_SAMPLES = {"priorities": "priority", "samples_per_call": SAMPLES_PER_CALL}
 
 
 class _KeepsReturns:

@@ -12,8 +12,8 @@ Scales:
 
 A run that was killed goes on when it is started again; one that ended begins anew. The
 last line is one JSON object: `average_return` over 10 episodes without exploration, of
-the worst seed; `seconds`, of the slowest in this sitting; `steps_per_s` of
-environments.
+the worst seed, and `median_return` over seeds; `seconds`, of the slowest in this
+sitting; `steps_per_s` of environments.
 """
 
 import dataclasses
@@ -273,12 +273,12 @@ def check(config: Any, replicas: int) -> None:
     if config.scale == "anakin":
         left_out(config, _OF_TABLES, scales="process")
         shares("environments", config.environments, replicas, "replicas")
-        made = config.environments * config.unroll_length
-        if config.capacity < made:
-            raise ArgumentError(
-                f"`--capacity` must be at least {made}, the transitions of a turn, got "
-                f"{config.capacity}. Use {4 * made}."
-            )
+    least, why = _least_capacity(config)
+    if config.capacity < least:
+        raise ArgumentError(
+            f"`--capacity` must be at least {least}, {why}, got {config.capacity}. Use "
+            f"{4 * least}."
+        )
 
 
 def run(config: Any, make_agent: Callable[[Any], OffPolicy], title: str) -> None:
@@ -335,6 +335,18 @@ def film(config: Any, agent: OffPolicy, found: Learned, seed: int) -> None:
         return
     path = Path(config.directory) / "episode.png"
     draw_frames(frames, path, title=f"return {gained:.0f}")
+
+
+def _least_capacity(config: Any) -> tuple[int, str]:
+    """Return the least number of transitions that a table can hold, and why."""
+    if config.scale == "anakin":
+        return config.environments * config.unroll_length, "the transitions of a turn"
+    is_program = config.scale == "program"
+    calls = agent_program.SAMPLES_PER_CALL if is_program else config.steps_per_call
+    sample = config.batch_size * calls
+    if sample > config.least:
+        return sample, f"a sample of {calls} batches"
+    return config.least, "that of `--least`"
 
 
 def _updates_per_step(config: Any) -> float:

@@ -59,7 +59,9 @@ def learn(
             filler.play(update - 1)
             player.follow(session)
             assert taken.keys is not None, "of a replay table"
-            table.update_priorities(taken.keys, np.ravel(given["priority"]))
+            priorities = np.ravel(given["priority"])
+            known = np.isfinite(priorities)  # another leaves its row as it was
+            table.update_priorities(taken.keys[known], priorities[known])
             yield
 
     calls = {"step_fn": agent.step_fn, "steps_per_call": steps_per_call}

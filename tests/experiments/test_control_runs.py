@@ -20,7 +20,10 @@ ANAKIN = {"env": "pendulum", "scale": "anakin"}
         ({"importance": 0.0}, "`--importance` must come with"),
         ({"actors": 4}, "`--actors` must come with `--scale=program`, got 4"),
         ({"env": "HalfCheetah-v5"}, "`--env` must be pendulum with `--scale=anakin`"),
-        ({"capacity": 8}, "`--capacity` must be at least 32"),
+        (
+            {"capacity": 8},
+            "`--capacity` must be at least 32, the transitions of a turn",
+        ),
     ],
 )
 def test_flags_that_anakin_has_no_use_for_are_refused(change, message):
@@ -31,6 +34,22 @@ def test_flags_that_anakin_has_no_use_for_are_refused(change, message):
 @pytest.mark.parametrize("module", [d4pg_control, sac_control])
 def test_an_agent_runs_as_anakin_with_the_flags_of_its_own(module):
     control_runs.check(module.Config(**ANAKIN), 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "`--capacity` must be at least 8192, a sample of 32 batches, got 1000"),
+        ({"scale": "program"}, "at least 2048, a sample of 8 batches, got 1000"),
+        (
+            {"batch_size": 8},
+            "at least 2000, that of `--least`, got 1000. Use 8000",
+        ),
+    ],
+)
+def test_a_table_that_cannot_hold_a_sample_is_refused(change, message):
+    with pytest.raises(ArgumentError, match=message):
+        control_runs.check(d4pg_control.Config(capacity=1_000, **change), 4)
 
 
 def test_flags_of_a_program_are_for_programs():
