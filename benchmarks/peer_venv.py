@@ -21,15 +21,23 @@ def peer_python(folder: Path, packages: Sequence[str]) -> Path | None:
     python = folder / "bin" / "python"
     if (folder / _MADE).exists():
         return python
-    print(f"Installing {', '.join(packages)} in {folder}", flush=True)
-    try:
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", *packages],
-        ):
-            subprocess.run(command, check=True, timeout=_INSTALL_S)
-    except (subprocess.SubprocessError, OSError) as error:
-        _LOG.warning("%s cannot be installed: %s", ", ".join(packages), error)
+    make = [sys.executable, "-m", "venv", "--clear", str(folder)]
+    if not _done(make, packages) or not install(python, packages):
         return None
     (folder / _MADE).touch()
     return python
+
+
+def install(python: Path, packages: Sequence[str]) -> bool:
+    """Return whether the Python of a folder has packages, installing what it lacks."""
+    print(f"Installing {', '.join(packages)} for {python}", flush=True)
+    return _done([str(python), "-m", "pip", "install", "--quiet", *packages], packages)
+
+
+def _done(command: Sequence[str], packages: Sequence[str]) -> bool:
+    try:
+        subprocess.run(command, check=True, timeout=_INSTALL_S)
+    except (subprocess.SubprocessError, OSError) as error:
+        _LOG.warning("%s cannot be installed: %s", ", ".join(packages), error)
+        return False
+    return True

@@ -5,7 +5,8 @@
        └──────────────── newest variables ─────────────┘
 
 The agent is that of the other scales; here each node gets one of its
-functions.
+functions. With a folder, table and learner that fail start again, three times, from
+what they saved there: a replay table with its rows, their keys and priorities.
 """
 
 import contextlib
@@ -24,7 +25,11 @@ from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.acting import Items, VectorEnvironment
 from replicator.launchpad_bridge.trajectories.table import ActorTurn
 
-_SAMPLES_PER_CALL = 8  # batches that the learner asks a replay table for at once
+SAMPLES_PER_CALL = 8  # batches that a learner asks a replay table for at once
+
+# Options of a learner: on a queue, and on a replay table.
+_TAKES: dict[str, Any] = {"max_policy_lag": 20}
+_SAMPLES = {"priorities": "priority", "samples_per_call": SAMPLES_PER_CALL}
 
 
 class _KeepsReturns:
@@ -125,7 +130,6 @@ def make_program(
     unroll_length: int,
     steps: int | None,
     seed: int = 0,
-    max_policy_lag: int | None = 20,
     replay: dict[str, Any] | None = None,
     items: Items | None = None,
     name: str = "agent",
@@ -144,52 +148,52 @@ def make_program(
       unroll_length: Steps of a trajectory.
       steps: Updates in all; None for no end.
       seed: Of the run.
-      max_policy_lag: Updates that a trajectory may have missed; of a queue alone.
       replay: Options of a `ReplayTable`, whose rows' priorities are the agent's metric
         `priority`; None for a queue.
       items: Makes the rows of a replay table.
       name: Of the program.
       evaluator: Makes, of a client of the learner, an object whose `run` watches the
         policy until the program stops; None for none.
-      folder: Where returns and checkpoints are kept.
-      saved_every_s: From one checkpoint to the next.
-      **session: Of the learner's session: `directory`, and others.
+      folder: Where returns, rows and checkpoints are kept; None keeps nothing.
+      saved_every_s: From one checkpoint to the next, of table and learner.
+      **session: Of the learner and its session: `max_policy_lag`, `directory`.
     """
     program = lp.Program(name)
-    if replay is None:
-        node = lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
-        learns: dict[str, Any] = {"max_policy_lag": max_policy_lag}
-    else:
-        node = lp.CourierNode(EpisodeReplay, folder=folder, **replay)
-        learns = {"priorities": "priority", "samples_per_call": _SAMPLES_PER_CALL}
-    table = program.add_node(node, label="queue" if replay is None else "replay")
-    learner = program.add_node(
-        lp.ReplicatedLearnerNode(
-            agent.step_fn,
-            agent.init_fn,
-            steps=steps,
-            batch_size=batch_size,
-            table=table,
-            seed=seed,
-            display=False,
-            **run_folder.saved_in(folder, seconds=saved_every_s),
-            **learns,
-            **session,
-        ),
-        label="learner",
-    )
+    again = None if folder is None else lp.Restart(attempts=3)
+    with program.group("queue" if replay is None else "replay", restart=again):
+        table = program.add_node(
+            table_node(replay, batch_size, folder=folder, saved_every_s=saved_every_s)
+        )
+    options = {"steps": steps, "batch_size": batch_size, "seed": seed, "table": table}
+    options |= run_folder.saved_in(folder, seconds=saved_every_s)
+    options |= (_TAKES if replay is None else _SAMPLES) | session
+    functions = agent.step_fn, agent.init_fn
+    with program.group("learner", restart=again):
+        learner = program.add_node(
+            lp.ReplicatedLearnerNode(*functions, display=False, **options)
+        )
+    act = (make_environment, agent.policy, agent.initial_core, learner)
+    options = {"items": items, "unroll_length": unroll_length, "seed": seed}
     with program.group("actor", restart=lp.Restart(attempts=10)):
         for index in range(actors):
-            node = lp.PyClassNode(
-                lp.Actor,
-                *(make_environment, agent.policy, agent.initial_core, learner),
-                table=table,
-                items=items,
-                index=index,
-                unroll_length=unroll_length,
-                seed=seed,
-            )
+            node = lp.PyClassNode(lp.Actor, *act, table=table, index=index, **options)
             program.add_node(node)
     if evaluator is not None:
         program.add_node(lp.PyClassNode(evaluator, learner), label="evaluator")
     return program, table
+
+
+def table_node(
+    replay: dict[str, Any] | None,
+    batch_size: int,
+    *,
+    folder: Path | None,
+    saved_every_s: float,
+) -> lp.CourierNode:
+    """Return the node of a program's table; arguments are those of `make_program`."""
+    if replay is None:
+        return lp.CourierNode(EpisodeQueue, capacity=3 * batch_size, folder=folder)
+    if folder is not None:
+        rows = {"checkpoint_dir": run_folder.rows_of(folder)}
+        replay = rows | {"checkpoint_every_s": saved_every_s} | replay
+    return lp.CourierNode(EpisodeReplay, folder=folder, **replay)

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 import replicator
@@ -52,8 +51,7 @@ def learn(
         display=False,
         **run_folder.saved_in(folder),
     ) as session:
-        begun = session.steps_done
-        returns = Returns(folder, updates=begun)
+        returns = Returns(folder, updates=session.steps_done)
 
         def note(update: int, metrics: Any) -> None:
             ended = np.asarray(metrics["ended"]).ravel()
@@ -65,10 +63,4 @@ def learn(
                 note(*waiting.popleft())
         for each in waiting:
             note(*each)
-    return Learned(
-        params=jax.device_get(session.result.state["params"]),
-        updates=session.result.step,
-        begun=begun,
-        returns=returns.episodes,
-        seconds=time.perf_counter() - began,
-    )
+    return returns.learned(session.result, since=began)

@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, TypeVar
 
 from absl import app, flags, logging
@@ -108,6 +108,26 @@ def check_batch(config: Any, replicas: int) -> None:
     check_shares("global_batch", config.global_batch, parts, "microbatches of replicas")
 
 
+def check_left_out(config: Any, names: Collection[str], *, scales: str) -> None:
+    """Refuse flags that have no meaning at the scale of a run.
+
+    Args:
+      config: With `scale`.
+      names: Of the flags, which must be as by default.
+      scales: Where they have one.
+
+    Raises:
+      ArgumentError: One of them is set.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            raise ArgumentError(
+                f"`--{field.name}` must come with `--scale={scales}`, got {value} with "
+                f"{config.scale}. Leave it out."
+            )
+
+
 def check_environments(config: Any, replicas: int, *, batch: str) -> None:
     """Refuse flags of acting that do not fit each other, or are for programs only.
 
@@ -126,13 +146,7 @@ def check_environments(config: Any, replicas: int, *, batch: str) -> None:
         # What is made at once is cut into batches.
         each = f"trajectories of `--{batch}`"
         check_shares("environments", config.environments, size, each)
-        for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
-            if field.name in ("launch_type", "actors") and value != field.default:
-                raise ArgumentError(
-                    f"`--{field.name}` must come with `--scale=program`, got {value} "
-                    f"with {config.scale}. Leave it out."
-                )
+        check_left_out(config, ("launch_type", "actors"), scales="program")
     check_shares(batch, size, replicas, "replicas")
 
 

@@ -7,12 +7,13 @@ Scales:
 - `program`: actors, a replay table, a learner and an evaluator are nodes, in threads,
   processes or Ray;
 - `anakin`: pendulums in JAX, acting, a memory on the devices and learning are one
-  replicated step; for `--env=pendulum` alone.
+  replicated step; for `--env=pendulum` alone. Rows are of one step, and all are drawn
+  alike, from the first call on: flags that say otherwise are refused.
 
 A run that was killed goes on when it is started again; one that ended begins anew. The
 last line is one JSON object: `average_return` over 10 episodes without exploration, of
-the worst seed; `seconds`, of the slowest in this sitting; `steps_per_s` of
-environments.
+the worst seed, and `median_return` over seeds; `seconds`, of the slowest in this
+sitting; `steps_per_s` of environments.
 """
 
 import dataclasses
@@ -21,6 +22,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import optax
 
 import replicator
 import replicator.launchpad_bridge as lp
@@ -45,11 +48,12 @@ from experiments.config_flags import (
 )
 from experiments.drawing import draw_frames
 from experiments.environments import control, pendulum
-from experiments.off_policy import OffPolicy
+from experiments.off_policy import OffPolicy, OffPolicyNet
 from experiments.returns import Learned, Returns
 from replicator.errors import ArgumentError
 
 PENDULUM = "pendulum"
+_OF_TABLES = ("least", "n", "exponent", "importance")  # not of a memory on devices
 _SAMPLES_AHEAD = 8  # batches by which a program's learner may be ahead of its actors
 
 
@@ -138,6 +142,19 @@ def sizes_of(config: Any) -> tuple[tuple[int, ...], int]:
     if config.env == PENDULUM:
         return pendulum.OBSERVATION, pendulum.ACTION_SIZE
     return control.sizes_of(config.env)
+
+
+def agent_of(config: Any, net: OffPolicyNet) -> OffPolicy:
+    """Return the agent that acts and learns with a network."""
+    return OffPolicy(
+        net=net,
+        observation_shape=sizes_of(config)[0],
+        optimizer=optax.adam(config.learning_rate),
+        discount=config.discount,
+        warmup=config.warmup,
+        follow=config.follow,
+        importance=config.importance,
+    )
 
 
 def run_process(
@@ -246,19 +263,22 @@ def check(config: Any, replicas: int) -> None:
             f"`--env` must be {PENDULUM} with `--scale=anakin`, and only there, got "
             f"{config.env} with {config.scale}. Use the one with the other."
         )
-    shares = config_flags.check_shares
+    shares, left_out = config_flags.check_shares, config_flags.check_left_out
     shares("batch_size", config.batch_size, replicas, "replicas")
     shares("steps", config.steps, config.steps_per_call, "`--steps_per_call`")
     if config.scale == "program":
         shares("environments", config.environments, config.actors, "actors")
+    else:
+        left_out(config, ("launch_type", "actors"), scales="program")
     if config.scale == "anakin":
+        left_out(config, _OF_TABLES, scales="process")
         shares("environments", config.environments, replicas, "replicas")
-        made = config.environments * config.unroll_length
-        if config.capacity < made:
-            raise ArgumentError(
-                f"`--capacity` must be at least {made}, the transitions of a turn, got "
-                f"{config.capacity}. Use {4 * made}."
-            )
+    least, why = _least_capacity(config)
+    if config.capacity < least:
+        raise ArgumentError(
+            f"`--capacity` must be at least {least}, {why}, got {config.capacity}. Use "
+            f"{4 * least}."
+        )
 
 
 def run(config: Any, make_agent: Callable[[Any], OffPolicy], title: str) -> None:
@@ -315,6 +335,18 @@ def film(config: Any, agent: OffPolicy, found: Learned, seed: int) -> None:
         return
     path = Path(config.directory) / "episode.png"
     draw_frames(frames, path, title=f"return {gained:.0f}")
+
+
+def _least_capacity(config: Any) -> tuple[int, str]:
+    """Return the least number of transitions that a table can hold, and why."""
+    if config.scale == "anakin":
+        return config.environments * config.unroll_length, "the transitions of a turn"
+    is_program = config.scale == "program"
+    calls = agent_program.SAMPLES_PER_CALL if is_program else config.steps_per_call
+    sample = config.batch_size * calls
+    if sample > config.least:
+        return sample, f"a sample of {calls} batches"
+    return config.least, "that of `--least`"
 
 
 def _updates_per_step(config: Any) -> float:

@@ -11,8 +11,6 @@ are those of `control_runs`.
 
 import dataclasses
 
-import optax
-
 from experiments import config_flags, control_runs
 from experiments.config_flags import Amount, Count
 from experiments.off_policy import OffPolicy
@@ -45,25 +43,18 @@ def make_agent(config: Config) -> OffPolicy:
             "`--discount` must be below 1, as it bounds returns, got "
             f"{config.discount}. Use 0.99."
         )
-    shape, action_size = control_runs.sizes_of(config)
-    rewards = control_runs.TASKS[config.env].rewards
-    low, high = (each / (1 - config.discount) for each in rewards)
-    return OffPolicy(
-        net=D4pg(
-            action_size=action_size,
-            v_min=low,
-            v_max=high,
-            atoms=config.atoms,
-            hidden=config.hidden,
-            noise=config.noise,
-        ),
-        observation_shape=shape,
-        optimizer=optax.adam(config.learning_rate),
-        discount=config.discount,
-        warmup=config.warmup,
-        follow=config.follow,
-        importance=config.importance,
+    low, high = (
+        each / (1 - config.discount) for each in control_runs.TASKS[config.env].rewards
     )
+    net = D4pg(
+        action_size=control_runs.sizes_of(config)[1],
+        v_min=low,
+        v_max=high,
+        atoms=config.atoms,
+        hidden=config.hidden,
+        noise=config.noise,
+    )
+    return control_runs.agent_of(config, net)
 
 
 def main(config: Config) -> None:

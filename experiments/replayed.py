@@ -4,21 +4,19 @@ The table and the items are those of a program. A turn makes `steps_per_call` up
 by one compiled call; their priorities are given back before the next turn.
 """
 
-import math
-import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import run_folder
+from experiments import in_turn
 from experiments.off_policy import OffPolicy
-from experiments.returns import Learned, Returns
+from experiments.returns import Learned
 from replicator.launchpad_bridge import acting
+from replicator.training.session import Session
 
 
 def learn(
@@ -29,93 +27,45 @@ def learn(
     *,
     items: acting.Items,
     batch_size: int,
-    unroll_length: int,
-    steps: int,
     steps_per_call: int,
     least: int,
-    minutes: float = math.inf,
-    seed: int = 0,
-    folder: Path | None = None,
-    saved_every_s: float = run_folder.SAVED_EVERY_S,
-    **session: Any,
+    **options: Any,
 ) -> Learned:
-    """Run an agent until it has made its updates, from its last checkpoint on.
-
-    What is in the table is not in the checkpoint: a second sitting fills it anew.
+    """Learn from samples of a table, which is filled anew at each sitting.
 
     Args:
       rep: Where it learns.
       agent: What acts and learns.
       environment: Where it acts.
-      table: What it keeps.
+      table: What it keeps; not saved.
       items: Makes the table's rows of unrolls.
       batch_size: Rows that an update learns from.
-      unroll_length: Steps of each environment in a turn.
-      steps: Updates in all.
       steps_per_call: Updates in a turn.
       least: Rows in the table before the first update.
-      minutes: After which the sitting ends.
-      seed: Of everything.
-      folder: Where returns and checkpoints are kept; None keeps nothing.
-      saved_every_s: From one checkpoint to the next.
-      **session: Of the session: `directory`, and others.
+      **options: Others of `in_turn.sit`.
     """
-    began = time.perf_counter()
-    act = acting.LocalInference(agent.policy, seed=seed, index=0)
-    with rep.session(
-        agent.step_fn,
-        init_fn=agent.init_fn,
-        steps=steps,
-        steps_per_call=steps_per_call,
-        seed=seed,
-        display=False,
-        **run_folder.saved_in(folder, seconds=saved_every_s),
-        **session,
-    ) as opened:
-        begun = opened.steps_done
-        returns = Returns(folder, updates=begun)
-        state = acting.start(
-            environment, agent.initial_core, seed=acting.environment_seed(seed, begun)
-        )
-        waiting: Any = None
 
-        def play(update: int) -> int:
-            nonlocal state, waiting
-            unrolled = acting.unroll(environment, act, state, unroll_length)
-            assert unrolled is not None  # nothing stops it
-            state = unrolled.acting
-            returns.add(update, unrolled.episodes)
-            rows, waiting = items(unrolled.trajectories, waiting, ends=False)
-            if rows is not None:
-                table.insert(rows, actor="actor/0", version=update)
-            return 0 if rows is None else len(rows["reward"])
-
-        def follow() -> None:
-            # Copied: the next step is given the memory of this state.
-            act.use({"params": jax.tree.map(jnp.copy, opened.state["params"])})
-
-        follow()
+    def turns(session: Session, player: in_turn.Player) -> Iterator[None]:
+        filler = _Filler(player, table, items)
+        player.follow(session)
         held = 0
         while held < least:
-            held += play(begun)
-        for update in opened.steps():
+            held += filler.play(session.steps_done)
+        for update in session.steps():
             taken = table.take(batch_size * steps_per_call, timeout_s=60)
             assert taken is not None  # rows are there
-            given = opened.step(batches_of(taken, steps_per_call))
+            given = session.step(batches_of(taken, steps_per_call))
             # Acts while the devices learn, by the policy of the turn before.
-            play(update - 1)
-            follow()
+            filler.play(update - 1)
+            player.follow(session)
             assert taken.keys is not None, "of a replay table"
-            table.update_priorities(taken.keys, np.ravel(given["priority"]))
-            if time.perf_counter() - began > 60 * minutes:
-                break
-    return Learned(
-        params=jax.device_get(opened.result.state["params"]),
-        updates=opened.result.step,
-        begun=begun,
-        returns=returns.episodes,
-        seconds=time.perf_counter() - began,
-    )
+            priorities = np.ravel(given["priority"])
+            known = np.isfinite(priorities)  # another leaves its row as it was
+            table.update_priorities(taken.keys[known], priorities[known])
+            yield
+
+    calls = {"step_fn": agent.step_fn, "steps_per_call": steps_per_call}
+    return in_turn.sit(rep, agent, environment, turns, **calls, **options)
 
 
 def batches_of(taken: Any, count: int) -> dict[str, Any]:
@@ -128,3 +78,22 @@ def batches_of(taken: Any, count: int) -> dict[str, Any]:
         lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]) if count > 1 else leaf,
         batch,
     )
+
+
+class _Filler:
+    """Fills a table with what a player does."""
+
+    def __init__(
+        self, player: in_turn.Player, table: lp.ReplayTable, items: acting.Items
+    ) -> None:
+        self._player, self._table, self._items = player, table, items
+        self._waiting: Any = None  # what the unroll before left for items of the next
+
+    def play(self, version: int) -> int:
+        """Make an unroll by the policy of a version; return the number of its rows."""
+        unrolled = self._player.unroll(version)
+        rows, self._waiting = self._items(unrolled, self._waiting, ends=False)
+        if rows is None:
+            return 0
+        self._table.insert(rows, actor="actor/0", version=version)
+        return len(rows["reward"])

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicator.base.host.json_lines import read_lines
@@ -56,7 +58,7 @@ class Returns:
           name: Of the file.
         """
         self._path = None if folder is None else folder / name
-        self._lock = threading.Lock()
+        self._begun, self._lock = updates or 0, threading.Lock()
         self.episodes: list[tuple[int, float]] = []
         if self._path is not None:
             self.episodes = [
@@ -79,6 +81,16 @@ class Returns:
         """Return `average_return`, of the last episodes; nothing without any."""
         average = average_of(self.episodes, _SHOWN)
         return {} if average is None else {"average_return": average}
+
+    def learned(self, result: Any, *, since: float) -> Learned:
+        """Return the outcome of a sitting that began then, of its session's result."""
+        return Learned(
+            params=jax.device_get(result.state["params"]),
+            updates=result.step,
+            begun=self._begun,
+            returns=self.episodes,
+            seconds=time.perf_counter() - since,
+        )
 
 
 def average_of(episodes: Sequence[tuple[int, float]], last: int) -> float | None:

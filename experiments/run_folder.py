@@ -20,7 +20,7 @@ from replicator.hooks import every
 
 SAVED_EVERY_S = 5.0
 _NAME = "settings.json"
-_CHECKPOINTS = "checkpoints"
+_CHECKPOINTS, _ROWS = "checkpoints", "replay"
 
 
 def claim(
@@ -49,6 +49,8 @@ def claim(
     fields = [each for each in dataclasses.fields(config) if each.name not in free]
     if not _saved(directory):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Of a run with other settings, or of which nothing else is left.
+        shutil.rmtree(rows_of(directory), ignore_errors=True)
         own = {each.name: getattr(config, each.name) for each in fields}
         Disk().replace_file(path, json.dumps(own, indent=1).encode())
         return
@@ -73,6 +75,11 @@ def checkpoints_of(directory: str | os.PathLike[str]) -> Path:
     return Path(directory) / _CHECKPOINTS
 
 
+def rows_of(directory: str | os.PathLike[str]) -> Path:
+    """Return where the replay table of a run keeps its rows."""
+    return Path(directory) / _ROWS
+
+
 def saved_in(
     directory: Path | None, *, seconds: float = SAVED_EVERY_S
 ) -> dict[str, Any]:
@@ -95,7 +102,8 @@ def last_saved(directory: str | os.PathLike[str]) -> int:
 
 def release(directory: str | os.PathLike[str]) -> None:
     """Let the next run in a folder begin anew: this one ended, and was reported."""
-    shutil.rmtree(checkpoints_of(directory), ignore_errors=True)
+    for folder in (checkpoints_of(directory), rows_of(directory)):
+        shutil.rmtree(folder, ignore_errors=True)
     (Path(directory) / _NAME).unlink(missing_ok=True)
 
 

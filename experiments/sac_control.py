@@ -8,8 +8,6 @@ are those of `control_runs`. All rows are drawn alike, of one step each.
 
 import dataclasses
 
-import optax
-
 from experiments import config_flags, control_runs
 from experiments.config_flags import Amount, Count
 from experiments.off_policy import OffPolicy
@@ -27,16 +25,9 @@ class Config(control_runs.ControlSettings):
 
 def make_agent(config: Config) -> OffPolicy:
     """Return the agent, which is the same at each scale."""
-    shape, action_size = control_runs.sizes_of(config)
-    return OffPolicy(
-        net=Sac(action_size=action_size, hidden=config.hidden),
-        observation_shape=shape,
-        optimizer=optax.adam(config.learning_rate),
-        discount=config.discount,
-        warmup=config.warmup,
-        follow=config.follow,
-        importance=config.importance,
-    )
+    action_size = control_runs.sizes_of(config)[1]
+    net = Sac(action_size=action_size, hidden=config.hidden)
+    return control_runs.agent_of(config, net)
 
 
 def main(config: Config) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments import run_folder
 from experiments.drawing import draw_curves
 from experiments.returns import Learned, average_of
@@ -105,6 +107,7 @@ def print_outcomes(
     known = [each for each in averages if each is not None]
     found = {
         "average_return": min(known) if known == averages else None,
+        "median_return": float(np.median(known)) if known == averages else None,
         "seconds": max(each.seconds for each in outcomes.values()),
         "scale": config.scale,
         "replicas": replicas,

@@ -53,7 +53,8 @@ class D4pg:
       atoms: Returns from the one to the other.
       hidden: Features of each layer.
       noise: Standard deviation of what is added to actions, on average over
-        environments; each has its own, from half of it to one and a half.
+        environments; each has its own, from half of it to one and a half. One alone
+        has another at each step, so that actors of one explore apart, too.
 
     Raises:
       ArgumentError: A number breaks its rule.
@@ -112,9 +113,12 @@ class D4pg:
     ) -> tuple[Float[Array, "n a"], dict[str, Array], tuple[()]]:
         """Return the policy's actions with noise, no extras, and no state."""
         n = len(first)
-        scale = self.noise * jnp.linspace(0.5, 1.5, n) if n > 1 else self.noise
-        noise = jnp.reshape(scale, (-1, 1)) * jax.random.normal(
-            key, (n, self.action_size)
+        share = jnp.linspace(0.5, 1.5, n)
+        if n == 1:
+            alone = jax.random.fold_in(key, 1)
+            share = jax.random.uniform(alone, (1,), minval=0.5, maxval=1.5)
+        noise = (
+            self.noise * share[:, None] * jax.random.normal(key, (n, self.action_size))
         )
         action = jnp.clip(self.best(params, observation) + noise, -1.0, 1.0)
         return action, {}, core

@@ -31,6 +31,7 @@ from benchmarks.docs.pages import (
 from experiments import impala_catch
 from replicator import exit_codes, hooks, strategies
 from replicator.training.watchdog import Limits
+from tests.experiments.test_off_policy import AGENT, reach
 from tests.steps import (
     adam,
     assert_equal_bits,
@@ -237,6 +238,15 @@ def test_the_program_prints_what_its_page_says_on_threads_processes_and_ray(tmp_
         command, env=environment, capture_output=True, text=True, timeout=180
     )
     assert done.stdout == found[2], done.stderr
+
+
+@pytest.mark.slow
+def test_the_program_with_a_replay_table_learns():
+    [block] = [b for b in blocks_of(README) if b.mark]
+    code = block.code.replace("200_000", "8").replace('"processes"', '"threads"')
+    names = {"lp": lp, "agent": AGENT, "make_env": functools.partial(reach, 1)}
+    run_blocks([dataclasses.replace(block, code=code)], names)
+    assert names["run"].results["learner"]["step"] == 8
 
 
 def test_the_ten_lines_are_those_of_the_design():

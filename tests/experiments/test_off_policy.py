@@ -13,7 +13,7 @@ import pytest
 import replicator
 import replicator.launchpad_bridge as lp
 from experiments import agent_program, anakin_replay, evaluator, replayed
-from experiments.environments import control
+from experiments.environments import control, pendulum
 from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
 from replicator.launchpad_bridge.acting import from_gymnasium_envs
@@ -122,20 +122,49 @@ def test_a_loop_in_one_process_learns_from_its_table():
     assert (counts["taken"], counts["updated"]) == (48, 48)
 
 
+def pendulums(**changes):
+    """Return an agent of pendulums."""
+    net = D4pg(action_size=1, v_min=-2.0, v_max=2.0, atoms=5, hidden=8)
+    return dataclasses.replace(AGENT, net=net, observation_shape=(3,), **changes)
+
+
+def anakin_after(calls):
+    """Return pendulums and memory of two replicas after some calls of the step."""
+    rep = replicator.Replicator(devices=jax.devices()[:2])
+    sizes = {"environments": 4, "unroll_length": 2, "capacity": 24, "batch_size": 8}
+    init_fn, step_fn = anakin_replay.make_step(
+        pendulums(), replicas=2, updates=2, **sizes
+    )
+    state, step = rep.init(init_fn, seed=0), rep.compile(step_fn)
+    for number in range(calls):
+        state, _ = step(state, np.arange(4, dtype=np.int32), jax.random.key(number))
+    return jax.device_get(state["replayed"].value)
+
+
 @pytest.mark.slow
 def test_anakin_keeps_a_memory_on_each_replica():
-    rep = replicator.Replicator(devices=jax.devices()[:2])
-    net = D4pg(action_size=1, v_min=-2.0, v_max=2.0, atoms=5, hidden=8)
-    agent = dataclasses.replace(AGENT, net=net, observation_shape=(3,))
-    sizes = {"environments": 4, "unroll_length": 2, "capacity": 24, "batch_size": 8}
-    init_fn, step_fn = anakin_replay.make_step(agent, replicas=2, updates=2, **sizes)
-    state, step = rep.init(init_fn, seed=0), rep.compile(step_fn)
-    for number in range(4):  # the fourth overwrites the first
-        state, _ = step(state, np.arange(4, dtype=np.int32), jax.random.key(number))
-    poles, memory = jax.device_get(state["replayed"].value)
+    poles, memory = anakin_after(4)  # the fourth overwrites the first
     assert memory["reward"].shape == (2, 12)
     assert (memory["reward"] < 0).all()
     assert poles.age.ravel().tolist() == [8] * 4
+
+
+@pytest.mark.slow
+def test_each_pendulum_of_each_replica_begins_by_itself():
+    _, memory = anakin_after(1)
+    begun = memory["observation"][:, :2].reshape(4, 3)
+    assert len(np.unique(begun, axis=0)) == 4
+
+
+def test_each_pendulum_is_explored_by_noise_of_its_own():
+    agent, key = pendulums(warmup=0), jax.random.key(0)
+    alike = jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, 4), pendulum.reset(jax.random.split(key, 1))
+    )
+    play = jax.jit(functools.partial(anakin_replay.play, agent))
+    _, rows, _ = play(agent.init_fn(key)["params"], alike, key, jnp.arange(1))
+    assert len(np.unique(rows["observation"], axis=0)) == 1
+    assert len(np.unique(rows["action"])) == 4
 
 
 def reach(size, index=0):

@@ -103,6 +103,27 @@ def test_a_folder_that_is_released_is_anybodys(saved):
     run_folder.claim(saved, Config(width=16), free=FREE)
 
 
+def rows_in(directory):
+    """Leave rows of a replay table in a folder; return where."""
+    rows = run_folder.rows_of(directory)
+    rows.mkdir()
+    return rows
+
+
+def test_rows_of_a_replay_table_are_kept_and_released_with_the_run(saved):
+    rows = rows_in(saved)
+    run_folder.claim(saved, Config(), free=FREE)
+    assert rows.exists()
+    run_folder.release(saved)
+    assert not rows.exists()
+
+
+def test_rows_of_a_run_that_saved_nothing_else_are_nobodys(tmp_path):
+    rows = rows_in(tmp_path)
+    run_folder.claim(tmp_path, Config(), free=FREE)
+    assert not rows.exists()
+
+
 def other(field):
     """Return another value of a field than its default."""
     if isinstance(field.default, bool):

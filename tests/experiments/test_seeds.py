@@ -80,6 +80,7 @@ def test_the_last_line_is_of_the_worst_seed_and_of_updates_that_were_made(capsys
     outcomes = {0: learned([(1, 1.0), (2, 3.0)]), 1: learned([(1, 1.0)], updates=7)}
     found = last_line(outcomes, capsys)
     assert (found["average_return"], found["steps"]) == (1.0, 7)
+    assert found["median_return"] == 1.5
 
 
 def test_a_seed_in_which_no_episode_ended_has_no_return(capsys):

@@ -97,6 +97,19 @@ def test_environments_explore_apart(params):
     assert extras == {}
 
 
+def test_one_environment_alone_explores_by_another_share_at_each_step(params):
+    given, shares = (jnp.zeros((1, 3)), jnp.zeros(1, bool), ()), set()
+    for key in jax.random.split(jax.random.key(0), 8):
+        action, *_ = NET.act(params, *given, key)
+        noise = NET.noise * jax.random.normal(key, (1, 2))
+        at = jnp.abs(noise[0]).argmin()  # not clipped
+        share = ((action - NET.best(params, given[0])) / noise)[0, at]
+        shares.add(round(float(share), 3))
+    assert len(shares) == 8
+    assert min(shares) > 0.49
+    assert max(shares) < 1.51
+
+
 def test_returns_that_are_none_are_refused():
     with pytest.raises(ArgumentError, match="`v_max` must be above `v_min`"):
         D4pg(action_size=1, v_min=1.0, v_max=1.0)
