@@ -74,7 +74,7 @@ class TrajectoryQueue:
           like: One trajectory, leaves without the first axis, as arrays or
             `jax.ShapeDtypeStruct`s; by default the first that is inserted.
           finite: Names of leaves that must be finite; a name covers all below it.
-            By default `reward`, and `observation` where there is one.
+            By default `reward`; `observation` and `next_observation` where they are.
           on_nonfinite: `"skip"` drops a trajectory with NaN or infinity in them,
             `"keep"` only counts it, `"raise"` raises at its actor.
 
