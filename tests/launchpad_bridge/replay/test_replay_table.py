@@ -179,6 +179,21 @@ def test_a_table_whose_priorities_are_all_0_waits_and_names_it():
     assert table.statistics()["waits_for"] is None
 
 
+def test_a_table_without_rows_says_so():
+    table = table_of()
+    assert draw(table, 1, timeout_s=0) is None
+    assert table.statistics()["waits_for"] == "rows: the table is empty"
+
+
+def test_a_batch_beyond_the_draws_that_are_left_names_them():
+    table = table_of(max_times_sampled=2)
+    insert(table, 1, 2)
+    draw(table, 1)
+    assert draw(table, 4, timeout_s=0) is None
+    found = "draws: `max_times_sampled` leaves 3 for a batch of 4"
+    assert table.statistics()["waits_for"] == found
+
+
 def test_oldest_bounds_what_is_drawn_and_drops_nothing():
     table = table_of()
     for version in range(4):
