@@ -48,6 +48,7 @@ class RateLimiter:
 
     def __post_init__(self) -> None:
         check_count("min_size", self.min_size)
+        object.__setattr__(self, "min_size", int(self.min_size))
         ratio, error = self.samples_per_insert, self.error
         if ratio is None:
             if error is not None:
@@ -69,6 +70,9 @@ class RateLimiter:
                 "`error` must be finite, and at least 1 and `samples_per_insert`, got "
                 f"{error} for {ratio}. Use {10 * max(1, ratio)}."
             )
+        # A float32 of NumPy would miss rows beyond 2^24.
+        object.__setattr__(self, "samples_per_insert", float(ratio))
+        object.__setattr__(self, "error", float(error))
 
     @property
     def middle(self) -> float:

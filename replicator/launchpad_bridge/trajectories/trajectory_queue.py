@@ -85,7 +85,7 @@ class TrajectoryQueue:
         check_word("when_full", when_full, ("block", "drop_oldest", "drop_newest"))
         check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
-        self._capacity = capacity
+        self._capacity = int(capacity)
         self._when_full: WhenFull = when_full
         self._drops_nonfinite = on_nonfinite == "skip"
         # Guards all below; both conditions share it. Contents of rows are copied
@@ -175,7 +175,7 @@ class TrajectoryQueue:
             ):
                 return None
             rows = [self._waiting.popleft() for _ in range(count)]
-            self._counts["taken"] += count  # with those that wait they add up
+            self._counts["taken"] += int(count)  # with those that wait they add up
             episodes = list(self._episodes)
             self._episodes.clear()
         slots = [row.slot for row in rows]

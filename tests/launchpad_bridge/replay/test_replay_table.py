@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import json
 import threading
 import time
 import weakref
@@ -327,6 +328,19 @@ OPTIONS = {
 def test_an_option_that_breaks_its_rule_is_refused(name, value):
     with pytest.raises(ArgumentError, match=f"`{name}` must be"):
         lp.ReplayTable(4, **{name: value})
+
+
+def test_numbers_of_numpy_are_as_those_of_python():
+    limiter = lp.RateLimiter(
+        min_size=np.int64(1), samples_per_insert=np.float32(4), error=np.float32(8)
+    )
+    table = table_of(np.int64(8), limiter=limiter)
+    insert(table, 1, 2)
+    draw(table, np.int64(4))
+    assert json.loads(json.dumps(table.statistics()))["taken"] == 4
+    assert repr(limiter) == repr(
+        lp.RateLimiter(min_size=1, samples_per_insert=4.0, error=8.0)
+    )
 
 
 def test_a_capacity_below_min_size_is_refused():
