@@ -107,9 +107,10 @@ class RateLimiter:
         least = max((batch + ratio * insert) / 2, ratio * (insert - 1))
         if error < least:
             raise ArgumentError(
-                f"`error` must be at least {least:g}, for batches of {batch} and "
-                f"inserts of {insert} at {ratio:g} samples per insert, got {error:g}: "
-                f"none could ever pass. Use {2 * least:g}, or insert fewer at once."
+                f"`error` must be at least {least:g}, for samples of {batch} "
+                f"(`batch_size` x `samples_per_call`) and inserts of {insert} at "
+                f"{ratio:g} rows drawn per insert, got {error:g}: none could ever "
+                f"pass. Use {2 * least:g}, or take or insert fewer at once."
             )
 
 

@@ -298,7 +298,8 @@ def test_sizes_that_the_limiter_can_never_let_pass_are_refused():
     limiter = lp.RateLimiter(min_size=1, samples_per_insert=2, error=4)
     table = table_of(limiter=limiter)
     insert(table, 1, 2)
-    with pytest.raises(ArgumentError, match="`error` must be at least 5"):
+    least = "at least 5, for samples of 6 .`batch_size` x `samples_per_call`"
+    with pytest.raises(ArgumentError, match=f"`error` must be {least}"):
         draw(table, 6)
     with pytest.raises(ArgumentError, match="inserts of 4"):
         insert(table, 1, 2, 3, 4)
