@@ -4061,8 +4061,9 @@ ROWS = [
             limiter=lp.RateLimiter(samples_per_insert=8, error=16)
         ).take(32, timeout_s=0),
         ArgumentError,
-        "`error` must be at least 20, for batches of 32 and inserts of 1 at 8 samples "
-        "per insert, got 16: none could ever pass. Use 40, or insert fewer at once.",
+        "`error` must be at least 20, for samples of 32 (`batch_size` x "
+        "`samples_per_call`) and inserts of 1 at 8 rows drawn per insert, got 16: none "
+        "could ever pass. Use 40, or take or insert fewer at once.",
     ),
     Row(
         "A priority below 0",

@@ -5,7 +5,7 @@ An item is a row of its table: all items of one have the same number of timestep
 
 import collections
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -20,7 +20,16 @@ from replicator.launchpad_bridge.replay.replay_table import ReplayTable
 from replicator.launchpad_bridge.trajectories.table import TableTimeoutError, Taken
 
 _WAIT_S = 5.0  # of a call; then it is made again
-_METHODS = ("insert", "take", "update_priorities", "statistics")
+_METHODS = ("insert", "update_priorities")
+
+
+class TableInfo(NamedTuple):
+    """What is known of a table; `statistics` are those of `ReplayTable`."""
+
+    name: str
+    max_size: int
+    current_size: int
+    statistics: dict[str, Any]
 
 
 class SampleInfo(NamedTuple):
@@ -28,10 +37,11 @@ class SampleInfo(NamedTuple):
 
     key: int
     probability: float
+    table_size: int
 
 
 class ReplaySample(NamedTuple):
-    """One timestep of a sampled item."""
+    """One timestep of a sampled item, or all: leaves [timesteps, ...]."""
 
     info: SampleInfo
     data: PyTree
@@ -76,6 +86,11 @@ class ReverbServer:
             for method in _METHODS:
                 function = getattr(table, method)
                 self._server.Bind(_method_of(name, method), function)
+            self._server.Bind(_method_of(name, "take"), _take_of(table))
+        self._server.Bind(
+            "server_info",
+            lambda: {name: table.statistics() for name, table in made.items()},
+        )
         self._server.Start()
 
     def localhost_client(self) -> "ReverbClient":
@@ -113,19 +128,31 @@ class ReverbClient:
         """Return a writer of items of up to so many timesteps."""
         return ReverbWriter(self, max_sequence_length)
 
-    def sample(self, table: str, num_samples: int = 1) -> Iterator[list[ReplaySample]]:
-        """Yield sampled items, each as its timesteps; wait while there are none."""
+    def sample(
+        self, table: str, num_samples: int = 1, *, emit_timesteps: bool = True
+    ) -> Iterator[list[ReplaySample] | ReplaySample]:
+        """Yield sampled items; wait while there are none.
+
+        Args:
+          table: Name of the table.
+          num_samples: Number of items.
+          emit_timesteps: Whether each is a list of its timesteps; else one sample.
+        """
         for _ in range(num_samples):
             taken: Taken | None = None
+            size = 0
             while taken is None:
                 options = {"count": 1, "timeout_s": _WAIT_S}
-                taken = self.call(table, "take", **options)
+                taken, size = self.call(table, "take", **options)
             assert taken.keys is not None, "a replay table gives them"
             assert taken.probabilities is not None, "a replay table gives them"
-            info = SampleInfo(int(taken.keys[0]), float(taken.probabilities[0]))
+            info = SampleInfo(int(taken.keys[0]), float(taken.probabilities[0]), size)
             item = jax.tree.map(lambda leaf: leaf[0], taken.trajectories)
-            length = len(jax.tree.leaves(item)[0])
-            yield [ReplaySample(info, _at(item, place)) for place in range(length)]
+            if emit_timesteps:
+                length = len(jax.tree.leaves(item)[0])
+                yield [ReplaySample(info, _at(item, place)) for place in range(length)]
+            else:
+                yield ReplaySample(info, item)
 
     def mutate_priorities(
         self,
@@ -147,9 +174,14 @@ class ReverbClient:
         values = np.array([*(updates or {}).values()], np.float64)
         self.call(table, "update_priorities", keys=keys, values=values)
 
-    def server_info(self, table: str) -> dict[str, Any]:
-        """Return the counts of a table: `ReplayTable.statistics`."""
-        return self.call(table, "statistics")
+    def server_info(self, timeout: float | None = None) -> dict[str, TableInfo]:
+        """Return what is known of each table, by its name, within `timeout` seconds."""
+        timeout_s = 2 * _WAIT_S if timeout is None else timeout
+        found = self._client.call("server_info", (), {}, timeout_s=timeout_s)
+        return {
+            name: TableInfo(name, counts["capacity"], counts["held"], counts)
+            for name, counts in found.items()
+        }
 
     def call(self, table: str, method: str, **kwargs: Any) -> Any:
         """Call a method of a table; without a deadline of its own."""
@@ -212,6 +244,11 @@ class ReverbWriter:
     def close(self) -> None:
         """Forget the timesteps."""
         self._steps.clear()
+
+
+def _take_of(table: ReplayTable) -> Callable[..., tuple[Taken | None, int]]:
+    """Return a function that draws rows, and returns the table's size beside them."""
+    return lambda **options: (table.take(**options), table.statistics()["held"])
 
 
 def _method_of(table: str, method: str) -> str:

@@ -124,14 +124,17 @@ class ReverbTable:
     def __post_init__(self) -> None:
         check_count("max_size", self.max_size)
         samplers = "`Uniform()`, `Prioritized(...)`, `Fifo()` or `Lifo()`"
-        for name, found, fits in (
-            ("sampler", self.sampler.sampler, samplers),
-            ("remover", self.remover.remover, "`Fifo()` or `MinHeap()`"),
+        for name, fits in (
+            ("sampler", samplers),
+            ("remover", "`Fifo()` or `MinHeap()`"),
         ):
-            if found is None:
+            selector = getattr(self, name)
+            is_one = isinstance(selector, Selector)
+            if not is_one or getattr(selector, name) is None:
+                found = f"`{selector.name}`" if is_one else repr(selector)
                 raise ArgumentError(
-                    f"`{name}` must be one of {fits} here, got "
-                    f"`{getattr(self, name).name}`. Use one of these."
+                    f"`{name}` must be one of {fits} here, got {found}. Use one of "
+                    "these."
                 )
         if self.extensions:
             raise ArgumentError(

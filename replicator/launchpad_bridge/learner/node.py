@@ -66,7 +66,8 @@ class ReplicatedLearnerNode(Node[CourierHandle]):
       priorities: Name of a metric of the step, a `Concat` with one number per example:
         the priorities that go back to a replay table, in the background. Its mean is
         the metric of that name in hooks and records.
-      samples_per_call: Batches that are taken out of the table by one call.
+      samples_per_call: Batches that are taken out of the table by one call: the table,
+        and its limiter, must have room for so many times B rows at once.
       fixed_lag: The `lag` of the `TrajectoryTurns`, if actors take turns. The state in
         hooks is then {"state": the user's, "earlier": earlier variables}.
       priority_lag: That of the `ReplayTurns`, if priorities go back to one. The state

@@ -135,14 +135,19 @@ class HeldRows:
         """Return whether as many rows can be drawn."""
         if self._left is None or self._draws.size >= count:
             return self._draws.size > 0
-        return int(self._left[self._draws.rows()].sum()) >= count
+        return self._draws_left() >= count
 
     def missing(self, count: int) -> str | None:
         """Return why as many rows cannot be drawn; None if they can."""
         if self.can_draw(count):
             return None
+        if not self.held:
+            return "rows: the table is empty"
+        if self._draws.size:
+            left = self._draws_left()
+            return f"draws: `max_times_sampled` leaves {left} for a batch of {count}"
         too_old = self.too_old
-        if not self._draws.size and too_old < self.held:
+        if too_old < self.held:
             return f"a priority above 0: all of {self.held - too_old} rows have 0"
         return f"rows that may be drawn: {too_old} of {self.held} are too old"
 
@@ -314,6 +319,11 @@ class HeldRows:
         self._lowest_drawn = int(self.versions[slots].min(initial=1 << 62))
         self._draws = self._sampler.start(self._capacity)
         self._draws.add(slots, self.priorities[slots])
+
+    def _draws_left(self) -> int:
+        """Return how often rows may be drawn yet, under a `max_times_sampled`."""
+        assert self._left is not None, "without one any number may be drawn"
+        return int(self._left[self._draws.rows()].sum())
 
     def _drawn(self, slots: np.ndarray, probabilities: np.ndarray) -> DrawnRows:
         used_up = slots[:0]

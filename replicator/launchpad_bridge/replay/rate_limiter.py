@@ -48,6 +48,7 @@ class RateLimiter:
 
     def __post_init__(self) -> None:
         check_count("min_size", self.min_size)
+        object.__setattr__(self, "min_size", int(self.min_size))
         ratio, error = self.samples_per_insert, self.error
         if ratio is None:
             if error is not None:
@@ -69,6 +70,9 @@ class RateLimiter:
                 "`error` must be finite, and at least 1 and `samples_per_insert`, got "
                 f"{error} for {ratio}. Use {10 * max(1, ratio)}."
             )
+        # A float32 of NumPy would miss rows beyond 2^24.
+        object.__setattr__(self, "samples_per_insert", float(ratio))
+        object.__setattr__(self, "error", float(error))
 
     @property
     def middle(self) -> float:
@@ -103,9 +107,10 @@ class RateLimiter:
         least = max((batch + ratio * insert) / 2, ratio * (insert - 1))
         if error < least:
             raise ArgumentError(
-                f"`error` must be at least {least:g}, for batches of {batch} and "
-                f"inserts of {insert} at {ratio:g} samples per insert, got {error:g}: "
-                f"none could ever pass. Use {2 * least:g}, or insert fewer at once."
+                f"`error` must be at least {least:g}, for samples of {batch} "
+                f"(`batch_size` x `samples_per_call`) and inserts of {insert} at "
+                f"{ratio:g} rows drawn per insert, got {error:g}: none could ever "
+                f"pass. Use {2 * least:g}, or take or insert fewer at once."
             )
 
 

@@ -110,7 +110,7 @@ class ReplayTable:
           like: One row, leaves without the first axis, as arrays or
             `jax.ShapeDtypeStruct`s; by default the first that is inserted.
           finite: Names of leaves that must be finite; a name covers all below it.
-            By default `reward`, and `observation` where there is one.
+            By default `reward`; `observation` and `next_observation` where they are.
           on_nonfinite: `"skip"` drops a row with NaN or infinity in them, `"keep"` only
             counts it, `"raise"` raises at its actor.
           seed: Seed of the draws.
@@ -130,6 +130,7 @@ class ReplayTable:
         check_count("seed", seed, "Use 0.", least=0)
         check_positive("checkpoint_every_s", checkpoint_every_s, "Use 60.")
         folder = checked_path("checkpoint_dir", checkpoint_dir)
+        capacity = int(capacity)  # NumPy's are neither JSON nor wide enough for keys
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
         self._capacity = capacity
         self._limited = LimitedCounts(limiter)
@@ -261,7 +262,7 @@ class ReplayTable:
             if not self._admission.wait_to_take(count, oldest, timeout_s):
                 return None
             drawn = self._rows.draw(count, self._random)
-            self._limited.taken += count
+            self._limited.taken += int(count)
             self._dropped["used_up"] += len(drawn.used_up)
             episodes = list(self._episodes)
             self._episodes.clear()

@@ -145,7 +145,8 @@ class TableSaves:
             )
             slots = np.full(len(file["keys"]), -1)
             slots[at] = insert(rows)
-            self._full.append(_Segment(saved["name"], slots, file["keys"]))
+            # A copy: the one that was read would keep all rows of its file.
+            self._full.append(_Segment(saved["name"], slots, np.array(file["keys"])))
         self._numbers = itertools.count(manifest["next_number"])
         self._tidy([saved["name"] for saved in manifest["segments"]])
         return manifest["counts"]

@@ -51,7 +51,7 @@ class RowChecks:
           like: One trajectory, leaves without the first axis; None for the first one
             that is inserted.
           finite: Names of leaves that must be finite; a name covers all below it.
-            None: `reward`, and `observation` where there is one.
+            None: `reward`; `observation` and `next_observation` where they are.
           on_nonfinite: Treatment of a trajectory with NaN or infinity in one of them.
 
         Raises:
@@ -59,7 +59,7 @@ class RowChecks:
         """
         self._capacity = capacity
         # True where a leaf of this name must be there.
-        self._finite = {"reward": True, "observation": False}
+        self._finite = {"reward": True, "observation": False, "next_observation": False}
         if finite is not None:
             self._finite = dict.fromkeys(finite, True)
         self._on_nonfinite = on_nonfinite

@@ -74,7 +74,7 @@ class TrajectoryQueue:
           like: One trajectory, leaves without the first axis, as arrays or
             `jax.ShapeDtypeStruct`s; by default the first that is inserted.
           finite: Names of leaves that must be finite; a name covers all below it.
-            By default `reward`, and `observation` where there is one.
+            By default `reward`; `observation` and `next_observation` where they are.
           on_nonfinite: `"skip"` drops a trajectory with NaN or infinity in them,
             `"keep"` only counts it, `"raise"` raises at its actor.
 
@@ -85,7 +85,7 @@ class TrajectoryQueue:
         check_word("when_full", when_full, ("block", "drop_oldest", "drop_newest"))
         check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
-        self._capacity = capacity
+        self._capacity = int(capacity)
         self._when_full: WhenFull = when_full
         self._drops_nonfinite = on_nonfinite == "skip"
         # Guards all below; both conditions share it. Contents of rows are copied
@@ -175,7 +175,7 @@ class TrajectoryQueue:
             ):
                 return None
             rows = [self._waiting.popleft() for _ in range(count)]
-            self._counts["taken"] += count  # with those that wait they add up
+            self._counts["taken"] += int(count)  # with those that wait they add up
             episodes = list(self._episodes)
             self._episodes.clear()
         slots = [row.slot for row in rows]

@@ -105,7 +105,7 @@ class TrajectoryTurns:
         if batches_ahead is None:
             batches_ahead = lag + _BATCHES_BEYOND_LAG
         check_count("batches_ahead", batches_ahead)
-        self._most_turns = batches_ahead * self._order.turns_per_batch
+        self._most_turns = int(batches_ahead) * self._order.turns_per_batch
         # One of each turn that is held, and one of each actor before these.
         self._most_bytes = snapshot_bytes // (self._most_turns + len(actors))
         capacity = self._most_turns * self._order.rows_per_turn

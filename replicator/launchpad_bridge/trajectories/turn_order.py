@@ -38,9 +38,10 @@ class TurnOrder:
     lag: int
 
     def __post_init__(self) -> None:
-        check_count("batch_size", self.batch_size)
-        check_count("rows_per_turn", self.rows_per_turn)
-        check_count("lag", self.lag, least=0)
+        for name, least in (("batch_size", 1), ("rows_per_turn", 1), ("lag", 0)):
+            check_count(name, getattr(self, name), f"Use {least}.", least=least)
+            # NumPy's are no JSON, as cuts are.
+            object.__setattr__(self, name, int(getattr(self, name)))
         if isinstance(self.actors, str) or not self.actors:
             raise ArgumentError(
                 f"`actors` must be a list of names, got {self.actors!r}. Pass the "

@@ -44,7 +44,7 @@ def use(client):
     [first] = client.sample("replay")
     client.mutate_priorities("replay", {first[0].info.key: 0.5})
     places = [float(step.data["place"]) for step in first]
-    updated = client.server_info("replay")["updated"]
+    updated = client.server_info()["replay"].statistics["updated"]
     lp.stop()
     return places, first[0].info.probability, updated
 
@@ -63,10 +63,26 @@ def test_one_timestep_is_an_item_of_each_table_that_has_a_priority(reverb):
     server = reverb.Server([table_of(reverb, name) for name in ("a", "b", "c")])
     client = server.localhost_client()
     client.insert([np.ones(3)], priorities={"a": 1.0, "b": 2.0})
-    held = [client.server_info(name)["held"] for name in ("a", "b", "c")]
+    sizes = {name: info.current_size for name, info in client.server_info().items()}
     server.stop()
     server.wait()
-    assert held == [1, 1, 0]
+    assert sizes == {"a": 1, "b": 1, "c": 0}
+
+
+def test_an_item_comes_as_its_timesteps_or_whole_with_the_size_of_its_table(reverb):
+    server = reverb.Server([table_of(reverb)])
+    client = server.localhost_client()
+    with client.writer(max_sequence_length=2) as writer:
+        for step in range(3):
+            writer.append({"place": np.float32(step)})
+        writer.create_item("replay", 2, priority=1.0)
+    [steps] = client.sample("replay")
+    [whole] = client.sample("replay", emit_timesteps=False)
+    server.stop()
+    server.wait()
+    assert [step.data["place"] for step in steps] == [1.0, 2.0]
+    assert whole.data["place"].tolist() == [1.0, 2.0]
+    assert whole.info.table_size == 1
 
 
 def test_words_mean_what_they_do_in_reverb(reverb):
@@ -90,6 +106,14 @@ def test_selectors_without_an_equivalent_are_refused(reverb, word, options, mess
     selector = getattr(reverb.selectors, options)()
     with pytest.raises(ArgumentError, match=message):
         table_of(reverb, **{word: selector})
+
+
+@pytest.mark.parametrize("bad", [lp.uniform(), "Uniform", None])
+def test_what_is_no_selector_is_refused_where_it_is_written(reverb, bad):
+    with pytest.raises(ArgumentError, match="`sampler` must be one of `Uniform"):
+        table_of(reverb, sampler=bad)
+    with pytest.raises(ArgumentError, match="`remover` must be one of `Fifo"):
+        table_of(reverb, remover=bad)
 
 
 def test_what_tables_here_cannot_do_is_refused(reverb):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import json
 import threading
 import time
 import weakref
@@ -179,6 +180,21 @@ def test_a_table_whose_priorities_are_all_0_waits_and_names_it():
     assert table.statistics()["waits_for"] is None
 
 
+def test_a_table_without_rows_says_so():
+    table = table_of()
+    assert draw(table, 1, timeout_s=0) is None
+    assert table.statistics()["waits_for"] == "rows: the table is empty"
+
+
+def test_a_batch_beyond_the_draws_that_are_left_names_them():
+    table = table_of(max_times_sampled=2)
+    insert(table, 1, 2)
+    draw(table, 1)
+    assert draw(table, 4, timeout_s=0) is None
+    found = "draws: `max_times_sampled` leaves 3 for a batch of 4"
+    assert table.statistics()["waits_for"] == found
+
+
 def test_oldest_bounds_what_is_drawn_and_drops_nothing():
     table = table_of()
     for version in range(4):
@@ -259,8 +275,9 @@ def test_who_is_ahead_waits_and_the_time_is_counted():
     insert(table, 6, 7)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         inserting = pool.submit(insert, table, 8)
-        with pytest.raises(concurrent.futures.TimeoutError):
-            inserting.result(0.02)
+        while not table.statistics()["blocked"]:
+            assert not inserting.done()
+            time.sleep(0.001)
         draw(table, 4)
         inserting.result(SOON_S)
     counts = table.statistics()
@@ -281,7 +298,8 @@ def test_sizes_that_the_limiter_can_never_let_pass_are_refused():
     limiter = lp.RateLimiter(min_size=1, samples_per_insert=2, error=4)
     table = table_of(limiter=limiter)
     insert(table, 1, 2)
-    with pytest.raises(ArgumentError, match="`error` must be at least 5"):
+    least = "at least 5, for samples of 6 .`batch_size` x `samples_per_call`"
+    with pytest.raises(ArgumentError, match=f"`error` must be {least}"):
         draw(table, 6)
     with pytest.raises(ArgumentError, match="inserts of 4"):
         insert(table, 1, 2, 3, 4)
@@ -311,6 +329,19 @@ OPTIONS = {
 def test_an_option_that_breaks_its_rule_is_refused(name, value):
     with pytest.raises(ArgumentError, match=f"`{name}` must be"):
         lp.ReplayTable(4, **{name: value})
+
+
+def test_numbers_of_numpy_are_as_those_of_python():
+    limiter = lp.RateLimiter(
+        min_size=np.int64(1), samples_per_insert=np.float32(4), error=np.float32(8)
+    )
+    table = table_of(np.int64(8), limiter=limiter)
+    insert(table, 1, 2)
+    draw(table, np.int64(4))
+    assert json.loads(json.dumps(table.statistics()))["taken"] == 4
+    assert repr(limiter) == repr(
+        lp.RateLimiter(min_size=1, samples_per_insert=4.0, error=8.0)
+    )
 
 
 def test_a_capacity_below_min_size_is_refused():

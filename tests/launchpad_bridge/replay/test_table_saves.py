@@ -73,6 +73,14 @@ def test_rows_keys_priorities_and_counts_go_on(folder):
     assert set(draw(table, 9).versions.tolist()) == {3}
 
 
+def test_a_table_that_goes_on_does_not_keep_the_files_it_read(folder):
+    table = table_in(folder)
+    insert(table, *range(5))
+    table.save()
+    [segment] = again(table, folder)._saves._full
+    assert segment.keys.flags.owndata  # not a view of a whole file
+
+
 def test_the_largest_priority_so_far_goes_on(folder):
     table = table_in(folder)
     insert(table, 1, priorities=[8])

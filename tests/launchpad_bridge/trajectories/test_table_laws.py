@@ -482,6 +482,13 @@ def test_an_observation_that_is_no_number_is_counted_by_default():
         assert (counts["inserted"], counts["nonfinite"]) == (left, 1)
 
 
+def test_the_last_observation_of_an_item_is_checked_by_default(make):
+    driver, given = make(on_nonfinite="raise"), rows(1, 2)
+    given["next_observation"] = np.array([[0.0], [np.inf]], np.float32)
+    with pytest.raises(TrajectoryError, match="in `next_observation` of 1 of 2"):
+        driver.insert(trajectories=given)
+
+
 def test_who_wants_an_error_is_told_the_actor_and_the_leaf(make):
     driver = make(on_nonfinite="raise")
     message = "of actor/0 must be finite, got .* in `observation/speed` of 1 of 2"

@@ -1,4 +1,5 @@
 import concurrent.futures
+import json
 import threading
 import tracemalloc
 
@@ -84,6 +85,13 @@ def test_a_take_waits_for_trajectories_that_are_new_enough():
         taking = pool.submit(queue.take, 4, oldest=1, timeout_s=SOON_S)
         insert(queue, 5, 6, 7, 8, version=1)  # waits until the first four are dropped
         assert ids_of(taking.result()) == [5, 6, 7, 8]
+
+
+def test_counts_of_a_queue_made_with_numbers_of_numpy_are_json():
+    queue = TrajectoryQueue(np.int64(8))
+    insert(queue, 1, 2)
+    queue.take(np.int64(2), timeout_s=0)
+    assert json.loads(json.dumps(queue.statistics()))["taken"] == 2
 
 
 def test_trajectories_with_nan_are_skipped_and_the_others_kept():

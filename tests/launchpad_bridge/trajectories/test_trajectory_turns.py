@@ -263,6 +263,15 @@ def test_actors_that_share_batches_unevenly_stand_at_their_own_numbers():
     assert table.turn("b") == ActorTurn(number=1, version=1, snapshot=b"b0")
 
 
+def test_a_cut_of_a_table_made_with_numbers_of_numpy_is_json():
+    one = np.int64(1)
+    table = TrajectoryTurns(["a"], batch_size=one, rows_per_turn=one, lag=np.int64(0))
+    table.begin(None)
+    table.insert({"reward": np.zeros((1, 1))}, actor="a", version=0, number=0)
+    order = table.take(one, timeout_s=SOON_S).cut.to_json()["order"]
+    assert json.loads(json.dumps(order)) == order
+
+
 def test_taken_trajectories_have_the_version_of_their_batch():
     table = TrajectoryTurns(["a"], batch_size=1, rows_per_turn=1, lag=2)
     table.begin(None)

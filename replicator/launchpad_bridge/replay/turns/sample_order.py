@@ -18,6 +18,8 @@ from replicator.launchpad_bridge.replay.turns.ring_rows import RingRows
 from replicator.launchpad_bridge.trajectories.table import Cut
 
 _SAMPLERS = ("uniform", "prioritised")
+_COUNTS = ("batch_size", "new_rows_per_batch", "rows_per_turn", "capacity", "min_size")
+_LEAST = dict.fromkeys((*_COUNTS, "priority_lag"), 1) | {"lag": 0, "seed": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,12 +57,10 @@ class SampleOrder:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "new_rows_per_batch", "rows_per_turn", "capacity"):
-            check_count(name, getattr(self, name))
-        check_count("min_size", self.min_size)
-        check_count("priority_lag", self.priority_lag)
-        check_count("lag", self.lag, least=0)
-        check_count("seed", self.seed, "Use 0.", least=0)
+        for name, least in _LEAST.items():
+            check_count(name, getattr(self, name), f"Use {least}.", least=least)
+            # NumPy's are no JSON, as cuts are.
+            object.__setattr__(self, name, int(getattr(self, name)))
         sampler, turn = self.sampler, self.rows_per_turn
         if not isinstance(sampler, ReplaySampler) or sampler.name not in _SAMPLERS:
             raise ArgumentError(

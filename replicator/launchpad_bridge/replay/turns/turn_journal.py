@@ -10,6 +10,7 @@ the table answers, so a killed process loses none; a host that loses power may.
 
 import io
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.wire_format import in_one_piece
 
 _FILES = "turns-"
+_OURS = re.compile(r"turns-(\d{12,})-(\d{15,})")
 _FRAME = struct.Struct("<IQQ")  # CRC-32 of the rest, bytes of head and of arrays
 _FILE_BYTES = 64 << 20
 _BASES = 4  # a file has at least as many times the bytes of its base
@@ -63,11 +65,11 @@ class TurnJournal:
         self._keep_batches = keep_batches
         disk = Disk()
         disk.make_directories(directory)
-        names = {path.name for path in directory.iterdir()}
-        if any(not name.startswith((_FILES, ".")) for name in names):
+        names = sorted(path.name for path in directory.iterdir())
+        if wrong := [n for n in names if n[0] != "." and not _OURS.fullmatch(n)]:
             raise CheckpointMismatchError(
                 f"`checkpoint_dir` must be empty, or of a `ReplayTurns`, got "
-                f"{directory} with {min(names)}. Choose another directory."
+                f"{directory} with {wrong[0]}. Choose another directory."
             )
         self._writer = WriterLock(directory, disk)
         self._writer.acquire(above=0)
@@ -166,8 +168,8 @@ class TurnJournal:
     def _files(self) -> list[_File]:
         found = []
         for path in self._directory.glob(f"{_FILES}*"):
-            _, batch, inserted = path.name.split("-")
-            found.append(_File(int(batch), int(inserted), path))
+            if name := _OURS.fullmatch(path.name):
+                found.append(_File(int(name[1]), int(name[2]), path))
         return sorted(found)
 
     def _end_file(self) -> None:

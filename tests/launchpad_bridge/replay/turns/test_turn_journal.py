@@ -212,6 +212,22 @@ def test_a_second_writer_and_other_files_are_refused(tmp_path, open_in):
     with pytest.raises(CheckpointInUseError):
         TurnJournal(tmp_path / "journal", capacity=CAPACITY, keep_batches=9)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes").touch()
+    for name in (".hidden", "notes"):
+        (tmp_path / "other" / name).touch()
     with pytest.raises(CheckpointMismatchError, match="with notes"):
         open_in(tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["turns-1-2", "turns-mine.csv", "turns-a-b-c"])
+def test_files_whose_names_are_like_those_of_a_journal_are_refused(name, written):
+    (written[0] / name).touch()
+    with pytest.raises(CheckpointMismatchError, match=f"with {name}"):
+        TurnJournal(written[0], capacity=CAPACITY, keep_batches=9)
+    assert (written[0] / name).exists()
+
+
+def test_a_file_that_came_later_is_left_alone(written, open_in):
+    rows = open_in(written[0])
+    (written[0] / "turns-1-2").touch()
+    rows.begin_anew()
+    assert [path.name for path in written[0].glob("turns-*")] == ["turns-1-2"]
