@@ -1,6 +1,6 @@
 """Learn an Atari game with DQN: the agent of `d4pg_control`, by another network.
 
-    python -m experiments.dqn_atari --env=freeway
+    python -m experiments.dqn_atari --env=road_runner
     python -m experiments.dqn_atari --scale=program --launch_type=processes
 
 Games, pictures and the network for them are those of `impala_atari`; scales and the
@@ -45,14 +45,14 @@ class Config(control_runs.ControlSettings):
       alpha: By how much less other environments explore; see `Dqn`.
     """
 
-    env: str = "freeway"  # pyright: ignore[reportIncompatibleVariableOverride]
+    env: str = "kung_fu_master"  # pyright: ignore[reportIncompatibleVariableOverride]
     scale: Literal["process", "program"] = "process"
     torso: Literal["shallow", "deep", "mlp"] = "shallow"
     chunk: Whole = 0
     epsilon: Discount = 0.4
     alpha: Amount = 7.0
     seeds: Count = 1
-    steps: Count = 6_000
+    steps: Count = 2_000
     environments: Count = 8
     unroll_length: Count = 1
     steps_per_call: Count = 1  # a loop around convolutions is slow on a CPU
