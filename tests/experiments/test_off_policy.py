@@ -117,7 +117,7 @@ def test_it_acts_at_random_until_it_is_warm():
 
 def test_whole_numbers_are_acted_at_random_until_it_is_warm():
     agent, first = AGENTS["dqn"], jnp.ones(64, bool)
-    params = agent.init_fn(jax.random.key(0))["params"]
+    params = jax.jit(agent.net.init, static_argnums=1)(jax.random.key(0), (2,))
     params["policy"]["bias"] = jnp.array([0.0, 99.0])
     given = ({"params": params}, jnp.zeros((64, 2)), first, (), jax.random.key(5))
     policy = jax.jit(agent.policy)
