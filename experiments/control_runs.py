@@ -1,4 +1,4 @@
-"""What all experiments of continuous control share: settings, scales, the last line.
+"""What all experiments with a replay table share: settings, scales, the last line.
 
 Scales:
 
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import optax
+import numpy as np
 
 import replicator
 import replicator.launchpad_bridge as lp
@@ -51,6 +52,7 @@ from experiments.environments import control, pendulum
 from experiments.off_policy import OffPolicy, OffPolicyNet
 from experiments.returns import Learned, Returns
 from replicator.errors import ArgumentError
+from replicator.launchpad_bridge import acting
 
 PENDULUM = "pendulum"
 _OF_TABLES = ("least", "n", "exponent", "importance")  # not of a memory on devices
@@ -79,7 +81,7 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlSettings(Settings):
-    """Settings of all agents; each field is a flag.
+    """Settings of all agents; each field is a flag, and methods are of the task.
 
     Attributes:
       env: A task of gymnasium or of the DeepMind Control Suite, or the pendulum in JAX.
@@ -136,6 +138,20 @@ class ControlSettings(Settings):
     episodes: Count = 10
     directory: str = "runs/control"
 
+    def make_tasks(self, size: int) -> acting.VectorEnvironment:
+        """Make so many environments."""
+        return control.make_tasks(self.env, size)
+
+    def items(self) -> acting.Items:
+        """Return what makes the table's rows."""
+        return lp.n_step(self.n, discount=self.discount)
+
+    def film(
+        self, choose: evaluator.Choose, *, seed: int
+    ) -> tuple[list[np.ndarray], float]:
+        """Return pictures of an episode, and its return."""
+        return control.film(self.env, choose, seed=seed)
+
 
 def sizes_of(config: Any) -> tuple[tuple[int, ...], int]:
     """Return the shape of an observation, and the number of an action's dimensions."""
@@ -167,9 +183,9 @@ def run_process(
     return replayed.learn(
         rep,
         agent,
-        control.make_tasks(config.env, config.environments),
+        config.make_tasks(config.environments),
         table,
-        items=lp.n_step(config.n, discount=config.discount),
+        items=config.items(),
         steps_per_call=config.steps_per_call,
         least=config.least,
         **seeds.options_of(config, seed),
@@ -188,7 +204,7 @@ def run_program(
         Returns(folder, updates=begun, name=evaluator.NAME)
         watch = functools.partial(
             evaluator.Evaluator,
-            functools.partial(control.make_tasks, config.env),
+            config.make_tasks,
             agent.greedy,
             agent.initial_core,
             folder,
@@ -204,7 +220,7 @@ def run_program(
     )
     return agent_program.learn(
         agent,
-        functools.partial(control.make_tasks, config.env, share),
+        functools.partial(actor_tasks, config),
         config.launch_type,
         actors=config.actors,
         name="control",
@@ -214,11 +230,17 @@ def run_program(
             "limiter": limiter,
             "seed": seed,
         },
-        items=lp.n_step(config.n, discount=config.discount),
+        items=config.items(),
         evaluator=watch,
         directory=None if folder is None else str(folder),
         **seeds.options_of(config, seed),
     )
+
+
+def actor_tasks(config: Any, index: int) -> acting.VectorEnvironment:
+    """Make an actor's share of the environments."""
+    del index  # seeds come with `reset`
+    return config.make_tasks(config.environments // config.actors)
 
 
 def run_anakin(
@@ -300,7 +322,7 @@ def run(config: Any, make_agent: Callable[[Any], OffPolicy], title: str) -> None
     if config.scale == "anakin":
         gained = anakin_replay.evaluated(agent, outcomes, episodes=config.episodes)
     else:
-        tasks = control.make_tasks(config.env, config.episodes)
+        tasks = config.make_tasks(config.episodes)
         gained = evaluator.evaluated(tasks, agent.greedy, agent.initial_core, outcomes)
     if config.directory and config.scale != "anakin":
         seed, found = next(iter(outcomes.items()))
@@ -328,7 +350,7 @@ def film(config: Any, agent: OffPolicy, found: Learned, seed: int) -> None:
         agent.greedy, agent.initial_core, found.params, size=1, seed=seed
     )
     try:
-        frames, gained = control.film(config.env, choose, seed=seed)
+        frames, gained = config.film(choose, seed=seed)
     except Exception as error:
         # MuJoCo raises whatever its library of graphics does.
         print(f"no frames, by MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error!r}")

@@ -200,20 +200,6 @@ def random_player(config: Config, *, size: int) -> evaluator.Choose:
     return lambda observation, first, t: rng.integers(buttons, size=size)
 
 
-def watch(config: Config, params: Any) -> tuple[list[np.ndarray], float]:
-    """Return the screens of an episode of the policy, and its return."""
-    game = atari.AtariGame(config.game)
-    choose = trained_player(config, params, size=1)
-    observation, _ = game.reset(seed=config.seed)
-    screens, total, has_ended, t = [game.render()], 0.0, False, 0
-    while not has_ended:
-        action = choose(observation[None], np.array([t == 0]), t)[0]
-        observation, gained, terminated, truncated, _ = game.step(int(action))
-        screens.append(game.render())
-        total, has_ended, t = total + gained, terminated or truncated, t + 1
-    return screens, total
-
-
 def main(config: Config) -> None:
     atari.num_actions(config.game)  # there is such a game
     config_flags.check_environments(config, jax.device_count(), batch="batch_size")
@@ -225,7 +211,8 @@ def main(config: Config) -> None:
     chance = evaluator.play(games, random_player(config, size=size), seed=1_000_000)
     policy = trained_player(config, trained.params, size=size)
     gained = evaluator.play(games, policy, seed=2_000_000)
-    screens, total = watch(config, trained.params)
+    watched = trained_player(config, trained.params, size=1)
+    screens, total = atari.film(config.game, watched, seed=config.seed)
     draw_frames(screens, directory / "episode.png", title=f"return {total:.0f}")
     per_update = config.batch_size * config.unroll_length
     curve = [(per_update * at, gained) for at, gained in trained.returns]

@@ -1,6 +1,7 @@
 """Agents that learn from samples of a replay table: their network says what.
 
-D4PG and SAC are the same agent, with another network: `models.d4pg`, `models.sac`.
+D4PG, SAC and DQN are the same agent, with another network: `models.d4pg`,
+`models.sac`, `models.dqn`. Actions are in [-1, 1], or whole numbers below their number.
 """
 
 import dataclasses
@@ -67,7 +68,11 @@ class OffPolicy(Agent):
         act_key, random_key = jax.random.split(key)
         params = variables["params"]
         action, extras, core = self.net.act(params, observation, first, core, act_key)
-        chance = jax.random.uniform(random_key, action.shape, minval=-1.0)
+        if jnp.issubdtype(action.dtype, jnp.integer):
+            size = self.net.action_size
+            chance = jax.random.randint(random_key, action.shape, 0, size)
+        else:
+            chance = jax.random.uniform(random_key, action.shape, minval=-1.0)
         return jnp.where(steps < self.warmup, chance, action), extras, core
 
     def greedy(

@@ -16,6 +16,7 @@ one game in Python, 2,500 steps; its state can be taken out and put back.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ale_py
@@ -147,6 +148,27 @@ class AtariGame(gymnasium.Env):
         self._pictures[:] = snapshot["pictures"]
         if "screens" in snapshot:  # not in older ones
             self._screens[:] = snapshot["screens"]
+
+
+def film(
+    game: str, choose: Callable[..., np.ndarray], *, seed: int
+) -> tuple[list[np.ndarray], float]:
+    """Return the screens of an episode, uint8 [210, 160, 3] each, and its return.
+
+    Args:
+      game: As `ale_py` writes it.
+      choose: `choose(observation, first, t)` returns actions [1].
+      seed: Of the episode.
+    """
+    played = AtariGame(game)
+    observation, _ = played.reset(seed=seed)
+    screens, total, has_ended, t = [played.render()], 0.0, False, 0
+    while not has_ended:
+        action = choose(observation[None], np.array([t == 0]), t)[0]
+        observation, gained, terminated, truncated, _ = played.step(int(action))
+        screens.append(played.render())
+        total, has_ended, t = total + gained, terminated or truncated, t + 1
+    return screens, total
 
 
 def _small(screen: np.ndarray) -> np.ndarray:

@@ -16,6 +16,8 @@ from experiments import agent_program, anakin_replay, evaluator, replayed
 from experiments.environments import control, pendulum
 from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
+from models.dqn import Dqn
+from models.impala import ActorCritic
 from replicator.launchpad_bridge.acting import from_gymnasium_envs
 from tests.experiments.environments.test_control import Reach
 
@@ -26,6 +28,12 @@ AGENT = OffPolicy(
     optimizer=optax.adam(1e-2),
     warmup=3,
 )
+AGENTS = {
+    "d4pg": AGENT,
+    "dqn": dataclasses.replace(
+        AGENT, net=Dqn(network=ActorCritic(num_actions=2, torso="mlp", hidden=16))
+    ),
+}
 
 
 def batch_of(rows, seed=0):
@@ -44,18 +52,23 @@ def batch_of(rows, seed=0):
     return jax.tree.map(jnp.asarray, batch)
 
 
-def learned(replicas, *, accumulate=1, steps=3):
+def learned(agent, replicas, *, accumulate=1, steps=3):
     rep = replicator.Replicator(devices=jax.devices()[:replicas])
-    state = rep.init(AGENT.init_fn, seed=0)
-    step, metrics = rep.compile(AGENT.step_fn, accumulate=accumulate), {}
+    state = rep.init(agent.init_fn, seed=0)
+    step, metrics = rep.compile(agent.step_fn, accumulate=accumulate), {}
     for number in range(steps):
-        state, metrics = step(state, batch_of(8, number), jax.random.key(number))
+        batch = batch_of(8, number)
+        if agent is AGENTS["dqn"]:
+            chosen = (batch["trajectories"]["action"][:, 0] > 0).astype(np.int32)
+            batch["trajectories"]["action"] = chosen
+        state, metrics = step(state, batch, jax.random.key(number))
     return jax.device_get((state, metrics))
 
 
 @pytest.mark.slow
-def test_replicas_and_microbatches_learn_the_same():
-    (one, rows), (many, other) = learned(1), learned(2, accumulate=2)
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_replicas_and_microbatches_learn_the_same(agent):
+    (one, rows), (many, other) = learned(agent, 1), learned(agent, 2, accumulate=2)
     for name in ("params", "target"):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
@@ -100,6 +113,18 @@ def test_it_acts_at_random_until_it_is_warm():
     )
     np.testing.assert_array_equal(warm, explored)
     assert (np.abs(cold - explored) > 1e-3).any()
+
+
+def test_whole_numbers_are_acted_at_random_until_it_is_warm():
+    agent, first = AGENTS["dqn"], jnp.ones(64, bool)
+    params = jax.jit(agent.net.init, static_argnums=1)(jax.random.key(0), (2,))
+    params["policy"]["bias"] = jnp.array([0.0, 99.0])
+    given = ({"params": params}, jnp.zeros((64, 2)), first, (), jax.random.key(5))
+    policy = jax.jit(agent.policy)
+    cold, warm = (policy(*given, steps=np.int32(n))[0] for n in (2, 3))
+    assert cold.dtype == warm.dtype == jnp.int32
+    assert 16 < cold.sum() < 48
+    assert warm.sum() > 48  # 64 environments explore by 6 % on average
 
 
 def test_a_loop_in_one_process_learns_from_its_table():
