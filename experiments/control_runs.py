@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import optax
 import numpy as np
+import optax
 
 import replicator
 import replicator.launchpad_bridge as lp
