@@ -122,31 +122,33 @@ class LimitedCounts:
       inserted: Rows that came in.
       taken: Rows drawn.
       writing: Rows on their way in, which count for inserts, and not yet for samples.
+      start: d with which the counts began.
       batch: Rows in the largest batch so far.
     """
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
         self.inserted = self.taken = self.writing = 0
-        self._start = 0.0  # d with which the counts began
+        self.start = 0.0
         self.batch = self._insert = 1  # the largest so far, as far as they are known
 
     def __str__(self) -> str:
         limiter = self.limiter
         return f"{self.inserted} rows inserted, {self.taken} drawn, {limiter}"
 
-    def begin_with(self, *, inserted: int, taken: int, held: int) -> None:
+    def begin_with(self, *, inserted: int, taken: int, start: float, held: int) -> None:
         """Go on with the counts of a checkpoint, of a table of `held` rows.
 
         Under another limiter d may be out of bounds, on either side; then it begins
         anew, such that neither side waits for ever.
         """
-        self.inserted, self.taken = inserted, taken
+        self.inserted, self.taken, self.start = inserted, taken, start
         limiter, at = self.limiter, self._at(inserted)
-        is_within = abs(at - limiter.middle) <= (limiter.error or 0.0)
-        if held < limiter.min_size or not is_within:
-            ratio = limiter.samples_per_insert or 0.0
-            self._start += ratio * min(held, limiter.min_size) - at
+        ratio, error = limiter.samples_per_insert, limiter.error
+        if ratio is None or error is None:
+            return
+        if held < limiter.min_size or abs(at - limiter.middle) > error:
+            self.start += ratio * min(held, limiter.min_size) - at
 
     def may_insert(self, count: int, *, held: int) -> bool:
         """Return whether `count` rows may come into a table of `held` rows."""
@@ -172,4 +174,4 @@ class LimitedCounts:
 
     def _at(self, inserted: int) -> float:
         ratio = self.limiter.samples_per_insert or 0.0
-        return self._start + ratio * inserted - self.taken
+        return self.start + ratio * inserted - self.taken

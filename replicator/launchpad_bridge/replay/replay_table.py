@@ -126,9 +126,8 @@ class ReplayTable:
         check_count("seed", seed, "Use 0.", least=0)
         check_positive("checkpoint_every_s", checkpoint_every_s, "Use 60.")
         folder = checked_path("checkpoint_dir", checkpoint_dir)
-        capacity = int(capacity)  # NumPy's are neither JSON nor wide enough for keys
+        self._capacity = capacity = int(capacity)  # NumPy's have no `bit_length`
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
-        self._capacity = capacity
         self._limited = LimitedCounts(limiter)
         self._drops_nonfinite = on_nonfinite == "skip"
         self._rows = HeldRows(
@@ -369,6 +368,7 @@ class ReplayTable:
             self._limited.begin_with(
                 inserted=counts["inserted"],
                 taken=counts["taken"],
+                start=counts["start"],
                 held=self._rows.held,
             )
 
@@ -376,6 +376,7 @@ class ReplayTable:
         return {
             "inserted": self._limited.inserted,
             "taken": self._limited.taken,
+            "start": self._limited.start,
             "held": self._rows.held,
             "largest": self._rows.largest,
             "counts": dict(self._counts),

@@ -79,7 +79,7 @@ def test_counts_of_another_limiter_begin_where_neither_side_waits_for_ever(
 ):
     limiter = lp.RateLimiter(min_size=5, samples_per_insert=2, error=8)
     counts = LimitedCounts(limiter)
-    counts.begin_with(inserted=inserted, taken=taken, held=50)
+    counts.begin_with(inserted=inserted, taken=taken, start=0.0, held=50)
     assert counts.may_insert(1, held=50)
     assert counts.may_take(4, held=50)
 

@@ -174,6 +174,19 @@ def test_under_another_limiter_neither_side_waits_for_ever(folder):
         draw(table, 10)
 
 
+def test_restarts_under_another_limiter_let_no_more_rows_pass(folder):
+    table = table_in(folder)
+    insert(table, *range(30))
+    table.save()
+    limiter = lp.RateLimiter(min_size=5, samples_per_insert=1, error=4)
+    for _ in range(3):
+        table = again(table, folder, limiter=limiter)
+        while table._limited.may_insert(1, held=table.statistics()["held"]):
+            insert(table, 100)
+        table.save()
+    assert table.statistics()["inserted"] == 30 + 4
+
+
 def test_how_often_a_row_was_drawn_goes_on(folder):
     table = table_in(folder, sampler=lp.fifo(), max_times_sampled=3)
     insert(table, 1, 2)
