@@ -4170,7 +4170,8 @@ ROWS = [
         lambda: begun_turns(begun_order()),
         ArgumentError,
         "`cut` must be of a batch in `checkpoint_dir`, got batch 3 for runs/a, which "
-        "has others. Begin the run anew: without the learner's checkpoints.",
+        "ends at batch 0. Go on from a checkpoint of the learner's up to there, or "
+        "begin the run anew.",
     ),
     Row(
         "A cut of another run on a replay table of turns",
@@ -4205,6 +4206,37 @@ ROWS = [
         "`trajectories` of checkpoint_dir must have the form of the first ones: "
         "`reward` is float32[2,3] instead of float32[2,4]. Choose another "
         "directory.",
+    ),
+    Row(
+        "Rows of another form than those in the checkpoint of a replay table",
+        lambda: replay_table(checkpoint_dir=saved_rows()).insert(
+            {"reward": np.zeros((1, 4), np.float32)}, actor="actor/0", version=0
+        ),
+        TrajectoryError,
+        "`trajectories` of actor/0 must have the form of those in `checkpoint_dir`, "
+        "{'reward': 'float32[3]'} in runs/a, got {'reward': 'float32[4]'}. Choose "
+        "another directory, or insert rows as before.",
+    ),
+    Row(
+        "Rows of a class that the checkpoint of a replay table cannot hold",
+        lambda: replay_table(checkpoint_dir=folder()).insert(
+            collections.namedtuple("Step", "reward", module="train")(np.zeros((1, 3))),
+            actor="actor/0",
+            version=0,
+        ),
+        TrajectoryError,
+        "`trajectories` of actor/0 must be what `checkpoint_dir` can hold: `value` "
+        "must be of a type that can be sent, got a train.Step, which is not "
+        "registered. Register it with `rpc.register`, or send `tuple` of it.",
+    ),
+    Row(
+        "A cut of a batch whose rows a replay table of turns has no longer",
+        lambda: begun_turns(
+            begun_order(), checkpoint_dir=folder("turns-000000000009-000000000000018")
+        ),
+        ArgumentError,
+        "`cut` must be of a batch in `checkpoint_dir`, got batch 3 for runs/a, which "
+        "has not all its rows. Begin the run anew: without the learner's checkpoints.",
     ),
     Row(
         "A replay table whose saved rows are damaged",

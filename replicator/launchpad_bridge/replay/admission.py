@@ -4,13 +4,12 @@ One lock guards all records of a table; two conditions share it, one for inserts
 wait and one for samples. No other lock is taken under it, and no contents are copied.
 """
 
-import collections
 import threading
 import time
 
 from replicator.launchpad_bridge.replay.held_rows import HeldRows
 from replicator.launchpad_bridge.replay.rate_limiter import LimitedCounts
-from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.handler_wait import WaitingLine, wait_for
 from replicator.launchpad_bridge.trajectories.table import TableTimeoutError
 
 
@@ -20,8 +19,7 @@ class Admission:
     Attributes:
       may_insert: Condition on which inserts wait; holds the lock.
       may_take: Condition on which samples wait, of the same lock.
-      blocked: Number of inserts that wait.
-      blocked_s: Seconds that inserts waited.
+      line: Inserts that wait.
       waited_s: Seconds that samples waited.
       waits_for: What the last sample that could not be drawn waited for; None after one
         that was.
@@ -32,16 +30,10 @@ class Admission:
         lock = threading.Lock()
         self.may_insert = threading.Condition(lock)
         self.may_take = threading.Condition(lock)
-        self.blocked_s = self.waited_s = 0.0
+        self.line = WaitingLine(self.may_insert)
+        self.waited_s = 0.0
         self.waits_for: str | None = None
         self._rows, self._limited = rows, limited
-        # First come, first served, or large inserts starve.
-        self._line: collections.deque[object] = collections.deque()
-
-    @property
-    def blocked(self) -> int:
-        """Number of inserts that wait."""
-        return len(self._line)
 
     def wait_to_insert(self, count: int, actor: str) -> None:
         """Return once rows may come in.
@@ -49,21 +41,11 @@ class Admission:
         Raises:
           TableTimeoutError: They may not before the call's deadline.
         """
-        if not self._line and self._can_insert(count):
+        if not self.line and self._can_insert(count):
             return
-        ticket = object()
-        self._line.append(ticket)
-        started_s = time.monotonic()
-        try:
-            may_insert = wait_for(
-                self.may_insert,
-                lambda: self._line[0] is ticket and self._can_insert(count),
-            )
-        finally:
-            self._line.remove(ticket)
-            self.may_insert.notify_all()  # another one is the first now
-            waited_s = time.monotonic() - started_s
-            self.blocked_s += waited_s
+        may_insert, waited_s = self.line.wait(
+            lambda is_first: is_first and self._can_insert(count)
+        )
         if not may_insert:
             raise TableTimeoutError(
                 f"`insert` of {actor} waited {waited_s:.3g} s for samples: "

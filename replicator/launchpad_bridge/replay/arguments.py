@@ -72,16 +72,28 @@ def checked_updates(
     Raises:
       ArgumentError: There is not one for each; or one is negative, NaN or infinite.
     """
+    keys, values = paired_updates(keys, values)
+    if (bad := _first_bad(values)) is not None:
+        raise ArgumentError(
+            f"`values` must be finite and at least 0, got {bad}. Use the absolute "
+            "value of the error, and skip updates with NaN."
+        )
+    return keys, values
+
+
+def paired_updates(
+    keys: np.ndarray, values: Sequence[float] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return keys as int64 and as many priorities as float64, copies of them.
+
+    Raises:
+      ArgumentError: There is not one for each.
+    """
     keys, values = np.array(keys, np.int64), np.array(values, np.float64)
     if len(keys) != len(values):
         raise ArgumentError(
             f"`values` must have one for each key, got {len(values)} for {len(keys)}. "
             "Pass the priorities of that batch."
-        )
-    if (bad := _first_bad(values)) is not None:
-        raise ArgumentError(
-            f"`values` must be finite and at least 0, got {bad}. Use the absolute "
-            "value of the error, and skip updates with NaN."
         )
     return keys, values
 

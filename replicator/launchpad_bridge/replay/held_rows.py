@@ -286,8 +286,8 @@ class HeldRows:
     def new_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return places and keys, int64 [n], of rows since the last call, in order."""
         found = [np.zeros((2, 0), np.int64), *(self._unsaved or [])]
-        self._unsaved = []
         slots, keys = np.concatenate(found, axis=1)
+        self._unsaved = []
         return slots, keys
 
     def times(self) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 
 from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError, check_count, check_positive, check_word
+from replicator.errors import ArgumentError, check_count, check_positive
 from replicator.launchpad_bridge.replay.admission import Admission
 from replicator.launchpad_bridge.replay.arguments import (
     INSERT,
@@ -42,6 +42,7 @@ from replicator.launchpad_bridge.replay.removers import RemoverName
 from replicator.launchpad_bridge.replay.restoring import restore
 from replicator.launchpad_bridge.replay.row_copies import RowCopies
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler, uniform
+from replicator.launchpad_bridge.replay.saved_values import check_savable
 from replicator.launchpad_bridge.replay.table_saves import (
     TableSaves,
     save_in_background,
@@ -52,11 +53,7 @@ from replicator.launchpad_bridge.trajectories.row_checks import (
     RowChecks,
     counts_refused,
 )
-from replicator.launchpad_bridge.trajectories.table import (
-    ActorTurn,
-    Cut,
-    Taken,
-)
+from replicator.launchpad_bridge.trajectories.table import ActorTurn, Cut, Taken
 
 _UNIFORM, _UNLIMITED = uniform(), RateLimiter(min_size=1)
 
@@ -126,7 +123,6 @@ class ReplayTable:
             are of another form than `like`.
         """
         check_options(capacity, sampler, remover, limiter, max_times_sampled)
-        check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
         check_count("seed", seed, "Use 0.", least=0)
         check_positive("checkpoint_every_s", checkpoint_every_s, "Use 60.")
         folder = checked_path("checkpoint_dir", checkpoint_dir)
@@ -185,11 +181,14 @@ class ReplayTable:
         was given so far, 1 in a new table.
 
         Raises:
-          TrajectoryError: A priority breaks its rule.
+          TrajectoryError: A priority breaks its rule; or rows have another form than
+            those in `checkpoint_dir`, or are of a class that it cannot hold.
           ArgumentError: They are too many for `capacity`, or for the limiter, beside
             batches as large as the largest so far.
         """
         beside = checked_priorities(priorities, actor)
+        if self._saves is not None and self._copies.memory is None:  # the first ones
+            check_savable(trajectories, actor)
         memory, leaves = self._checks.check(
             trajectories,
             actor=actor,
@@ -251,11 +250,7 @@ class ReplayTable:
           ArgumentError: `capacity` is below `count`, or the limiter can never let as
             many pass.
         """
-        if count > self._capacity:
-            raise ArgumentError(
-                f"`capacity` must be at least {count}, for batches of {count}, got "
-                f"{self._capacity}. Use {4 * count}."
-            )
+        arguments.check_batch_fits(count, self._capacity)
         with self._admission.may_take:
             self._limited.check_sizes(batch=count)
             if not self._admission.wait_to_take(count, oldest, timeout_s):
@@ -347,8 +342,8 @@ class ReplayTable:
                 "held": self._rows.held,
                 "too_old": self._rows.too_old,
                 "capacity": self._capacity,
-                "blocked": self._admission.blocked,
-                "blocked_s": self._admission.blocked_s,
+                "blocked": len(self._admission.line),
+                "blocked_s": self._admission.line.waited_s,
                 "waited_s": self._admission.waited_s,
                 "waits_for": self._admission.waits_for,
                 "dropped": {**self._dropped, "nonfinite": skipped},
@@ -365,6 +360,7 @@ class ReplayTable:
 
         counts = saves.load(insert)
         if counts is not None:
+            self._checks.saved_in = saves.directory
             self._rows.largest = counts["largest"]
             self._counts |= counts["counts"]
             for reason, removed in counts["dropped"].items():

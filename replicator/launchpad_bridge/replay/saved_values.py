@@ -7,9 +7,12 @@ import struct
 import zlib
 from pathlib import Path
 
+import jax
+
 from replicator.base.types import PyTree
 from replicator.checkpoint.disk import Disk
-from replicator.errors import CheckpointError, RpcError
+from replicator.errors import CheckpointError, EncodeError, RpcError
+from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 from replicator.rpc.codec.codec import decode, encode
 from replicator.rpc.codec.wire_format import lay_out
 
@@ -56,4 +59,14 @@ def read_value(path: Path) -> PyTree:
         raise CheckpointError(
             f"`{path.name}` must be as it was written, got {error} in {path.parent}. "
             "Move that folder away: the table begins empty."
+        ) from error
+
+
+def check_savable(trajectories: PyTree, actor: str) -> None:
+    """Raise a `TrajectoryError` if rows are of a class that no file can hold."""
+    try:
+        encode(jax.tree.map(lambda leaf: 0, trajectories))
+    except EncodeError as error:
+        raise TrajectoryError(
+            f"`trajectories` of {actor} must be what `checkpoint_dir` can hold: {error}"
         ) from error

@@ -10,7 +10,6 @@ replaces the manifest; files that it does not name are deleted after that. So on
 is killed anywhere leaves the save before, whole.
 """
 
-import itertools
 import logging
 import re
 import threading
@@ -90,6 +89,7 @@ class TableSaves:
     """Saves of one table, in a directory of its own.
 
     Attributes:
+      directory: The directory.
       is_over: Set by `close`.
     """
 
@@ -100,7 +100,7 @@ class TableSaves:
           CheckpointInUseError: Another table writes to it.
           CheckpointMismatchError: It holds something else.
         """
-        self._directory, self._disk = directory, Disk()
+        self.directory, self._disk = directory, Disk()
         self._disk.make_directories(directory)
         names = sorted(path.name for path in directory.iterdir())
         if wrong := [name for name in names if not _OURS.fullmatch(name)]:
@@ -115,7 +115,8 @@ class TableSaves:
         self._full: list[_Segment] = []
         self._last: _Segment | None = None  # which is not full yet
         self._open = np.zeros((2, 0), np.int64)  # places and keys of its rows
-        self._numbers = itertools.count()
+        self._is_behind = False  # some of these are not written
+        self._next_number = 0
         self.is_over = threading.Event()
 
     def load(self, insert: Callable[[SavedRows], np.ndarray]) -> dict[str, Any] | None:
@@ -130,12 +131,12 @@ class TableSaves:
         Raises:
           CheckpointError: A file is not as it was written.
         """
-        if not (self._directory / _MANIFEST).exists():
+        if not (self.directory / _MANIFEST).exists():
             self._tidy(())
             return None
-        manifest = read_value(self._directory / _MANIFEST)
+        manifest = read_value(self.directory / _MANIFEST)
         for saved in manifest["segments"]:
-            file = read_value(self._directory / saved["name"])
+            file = read_value(self.directory / saved["name"])
             at = saved["rows"]
             rows = SavedRows(
                 jax.tree.map(lambda leaf, at=at: leaf[at], file["rows"]),
@@ -148,7 +149,7 @@ class TableSaves:
             slots[at] = insert(rows)
             # A copy: the one that was read would keep all rows of its file.
             self._full.append(_Segment(saved["name"], slots, np.array(file["keys"])))
-        self._numbers = itertools.count(manifest["next_number"])
+        self._next_number = manifest["next_number"]
         self._tidy([saved["name"] for saved in manifest["segments"]])
         return manifest["counts"]
 
@@ -159,16 +160,18 @@ class TableSaves:
             found = np.stack(table.new_rows())
             # Should writing them fail, the next save has them all the same.
             self._open = np.concatenate([self._open, found], axis=1)
-            if found.size:
+            self._is_behind |= found.size > 0
+            if self._is_behind:
                 self._open = self._open[:, table.are_held(*self._open)]
                 self._write_rows(table)
+                self._is_behind = False
             self._merge_sparse(table)
             records = table.records()
             self._full = [each for each in self._full if _held(each, records).any()]
             segments = [*self._full, *([self._last] if self._last else [])]
             manifest = _manifest(segments, records)
-            manifest["next_number"] = next(self._numbers)
-            write_value(self._directory / _MANIFEST, manifest, disk=self._disk)
+            manifest["next_number"] = self._next_number
+            write_value(self.directory / _MANIFEST, manifest, disk=self._disk)
             self._tidy([each.name for each in segments])
 
     def close(self) -> None:
@@ -194,9 +197,11 @@ class TableSaves:
         self, table: SavableTable, slots: np.ndarray, keys: np.ndarray
     ) -> _Segment:
         saved = _copied(table, slots, keys)
-        name = f"{_ROWS}{next(self._numbers):06d}"
+        # One that cannot be written keeps its number, so there is one draft of it.
+        name = f"{_ROWS}{self._next_number:06d}"
         segment = _Segment(name, saved.pop("slots"), saved["keys"])
-        write_value(self._directory / name, saved, disk=self._disk)
+        write_value(self.directory / name, saved, disk=self._disk)
+        self._next_number += 1
         return segment
 
     def _merge_sparse(self, table: SavableTable) -> None:
@@ -227,7 +232,7 @@ class TableSaves:
 
     def _tidy(self, names: Sequence[str]) -> None:
         """Delete segments that the manifest does not name."""
-        for path in self._directory.glob(f"{_ROWS}*"):
+        for path in self.directory.glob(f"{_ROWS}*"):
             if _OURS.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)
 

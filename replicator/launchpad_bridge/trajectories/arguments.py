@@ -8,6 +8,7 @@ import numpy as np
 
 from replicator.base import accepts as rules
 from replicator.base.types import PyTree
+from replicator.errors import ArgumentError
 from replicator.launchpad_bridge.trajectories.table import Cut, TrajectoryError
 
 MOST_EPISODES = 65_536
@@ -105,4 +106,22 @@ def check_snapshot(actor: str, snapshot: bytes | None, most: int) -> None:
         raise TrajectoryError(
             f"`snapshot` of {actor} must have at most {most} bytes, got "
             f"{len(snapshot)}. Give the table more `snapshot_bytes`."
+        )
+
+
+def check_batch_fits(count: int, capacity: int) -> None:
+    """Raise an `ArgumentError` if a table has room for less than a batch."""
+    if count > capacity:
+        raise ArgumentError(
+            f"`capacity` must be at least {count}, for batches of {count}, got "
+            f"{capacity}. Use {4 * count}."
+        )
+
+
+def check_same_batch(count: int, batch_size: int) -> None:
+    """Raise an `ArgumentError` if a batch is not of the table's size."""
+    if count != batch_size:
+        raise ArgumentError(
+            f"`count` must be `batch_size`, got {count} for {batch_size}. Use "
+            f"{batch_size}."
         )

@@ -4,6 +4,7 @@ A handler that goes on after its caller's deadline answers nobody. One that give
 little before can still name the condition it waited for.
 """
 
+import collections
 import threading
 import time
 from collections.abc import Callable
@@ -52,3 +53,46 @@ def wait_for(
         if call is not None and call.is_cancelled():
             return False
     return True
+
+
+class WaitingLine:
+    """Calls that wait for one condition, first come, first served.
+
+    Otherwise those that need much starve. All methods are called while `changed` is
+    held.
+
+    Attributes:
+      waited_s: Seconds that calls waited so far.
+    """
+
+    def __init__(self, changed: threading.Condition) -> None:
+        """Begin with nobody; `changed` is notified when a call may go on."""
+        self.waited_s = 0.0
+        self._changed = changed
+        self._tickets: collections.deque[object] = collections.deque()
+
+    def __len__(self) -> int:
+        """Return the number of calls that wait."""
+        return len(self._tickets)
+
+    def wait(self, is_ready: Callable[[bool], bool]) -> tuple[bool, float]:
+        """Wait at the end of the line, as `wait_for`.
+
+        Args:
+          is_ready: Takes whether this call is the first one.
+
+        Returns:
+          Whether it is ready; and the seconds that it waited.
+        """
+        ticket, started_s = object(), time.monotonic()
+        self._tickets.append(ticket)
+        try:
+            found = wait_for(
+                self._changed, lambda: is_ready(self._tickets[0] is ticket)
+            )
+        finally:
+            self._tickets.remove(ticket)
+            self._changed.notify_all()  # another one is the first now
+            waited_s = time.monotonic() - started_s
+            self.waited_s += waited_s
+        return found, waited_s

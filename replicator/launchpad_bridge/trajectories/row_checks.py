@@ -3,13 +3,16 @@
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from replicator.base.accepts import text
+from replicator.base.trees import describe
 from replicator.base.types import PyTree
-from replicator.errors import ArgumentError
+from replicator.errors import ArgumentError, check_word
 from replicator.launchpad_bridge.trajectories.rows import (
     RowForm,
     RowMemory,
@@ -35,7 +38,13 @@ class _Expected(NamedTuple):
 
 
 class RowChecks:
-    """Checks trajectories; all methods may run in several threads at once."""
+    """Checks trajectories; all methods may run in several threads at once.
+
+    Attributes:
+      saved_in: Directory that the first rows came from; None for the first insert.
+    """
+
+    saved_in: Path | None = None
 
     def __init__(
         self,
@@ -55,8 +64,9 @@ class RowChecks:
           on_nonfinite: Treatment of a trajectory with NaN or infinity in one of them.
 
         Raises:
-          ArgumentError: `like` has no leaf of a name.
+          ArgumentError: `like` has no leaf of a name; or `on_nonfinite` is unknown.
         """
+        check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
         self._capacity = capacity
         # True where a leaf of this name must be there.
         self._finite = {"reward": True, "observation": False, "next_observation": False}
@@ -108,7 +118,7 @@ class RowChecks:
         """
         while True:
             expected = self._expected or self._first(trajectories, actor)
-            leaves = expected.form.check(trajectories, actor)
+            leaves = check_form(expected.form, trajectories, actor, self.saved_in)
             fits(len(leaves[0]))
             looked_at = [leaves[place] for place in expected.looked_at]
             is_finite = finite_rows(looked_at, len(leaves[0]))
@@ -193,6 +203,33 @@ def _nonfinite(
     )
 
 
+def check_form(
+    form: RowForm, trajectories: PyTree, actor: str, saved_in: Path | None
+) -> list[np.ndarray]:
+    """Return the leaves, [n, ...], of rows that have the form of those before.
+
+    Args:
+      form: The form.
+      trajectories: Leaves [n, ...].
+      actor: Actor that inserts them.
+      saved_in: Directory of a checkpoint that the form is from; None for none.
+
+    Raises:
+      TrajectoryError: They have another; beside a checkpoint it names both.
+    """
+    try:
+        return form.check(trajectories, actor)
+    except TrajectoryError as error:
+        if saved_in is None:
+            raise
+        found = form_of(trajectories, actor)
+        raise TrajectoryError(
+            f"`trajectories` of {actor} must have the form of those in "
+            f"`checkpoint_dir`, {_text(form)} in {saved_in}, got "
+            f"{_text(found)}. Choose another directory, or insert rows as before."
+        ) from error
+
+
 def counts_refused(insert: _Insert) -> _Insert:
     """Make an `insert` count its refusals in the `_checks` of its table."""
 
@@ -206,3 +243,9 @@ def counts_refused(insert: _Insert) -> _Insert:
             raise
 
     return counted  # type: ignore[return-value]
+
+
+def _text(form: RowForm) -> str:
+    """Return a form as text, like {'reward': 'float32[20]'}."""
+    rows = form.to_tree(form.make_rows(1))
+    return str(jax.tree.map(lambda leaf: describe(leaf[0]), rows))

@@ -11,7 +11,6 @@ back when `insert` returns; and out of it once, into a batch.
 
 import collections
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError, check_count, check_word
 from replicator.launchpad_bridge.trajectories import arguments
-from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
+from replicator.launchpad_bridge.trajectories.handler_wait import WaitingLine, wait_for
 from replicator.launchpad_bridge.trajectories.row_checks import (
     OnNonfinite,
     RowChecks,
@@ -83,7 +82,6 @@ class TrajectoryQueue:
         """
         check_count("capacity", capacity)
         check_word("when_full", when_full, ("block", "drop_oldest", "drop_newest"))
-        check_word("on_nonfinite", on_nonfinite, ("skip", "keep", "raise"))
         self._checks = RowChecks(capacity, like, finite, on_nonfinite)
         self._capacity = int(capacity)
         self._when_full: WhenFull = when_full
@@ -95,14 +93,12 @@ class TrajectoryQueue:
         self._has_rows = threading.Condition(lock)
         self._free = list(range(capacity))
         self._waiting: collections.deque[_Row] = collections.deque()
-        # Inserts that wait for room: first come, first served, or large ones starve.
-        self._line: collections.deque[object] = collections.deque()
+        self._line = WaitingLine(self._has_room)  # inserts that wait for room
         self._episodes: collections.deque[float] = collections.deque(
             maxlen=arguments.MOST_EPISODES
         )
         self._counts = {"inserted": 0, "taken": 0, "episodes": 0}
         self._dropped: dict[str, int] = dict.fromkeys(_REASONS, 0)
-        self._blocked_s = 0.0
         self._largest_take = 1  # the batch size, as far as it is known
 
     @counts_refused
@@ -159,11 +155,7 @@ class TrajectoryQueue:
         timeout_s: float,
     ) -> Taken | None:
         """Take out the trajectories that wait longest; see `Table.take`."""
-        if count > self._capacity:
-            raise ArgumentError(
-                f"`capacity` must be at least {count}, for batches of {count}, got "
-                f"{self._capacity}. Use {4 * count}."
-            )
+        arguments.check_batch_fits(count, self._capacity)
         with self._has_rows:
             if count > self._largest_take:
                 self._largest_take = count
@@ -210,7 +202,7 @@ class TrajectoryQueue:
                 "waiting": len(self._waiting),
                 "capacity": self._capacity,
                 "blocked": len(self._line),
-                "blocked_s": self._blocked_s,
+                "blocked_s": self._line.waited_s,
                 "dropped": {**self._dropped, "nonfinite": skipped},
                 **checks,
             }
@@ -229,22 +221,11 @@ class TrajectoryQueue:
         return [self._free.pop() for _ in range(count)]
 
     def _wait_for_room(self, count: int, actor: str) -> None:
-        ticket = object()
-        self._line.append(ticket)
-        started_s = time.monotonic()
-        try:
-            has_room = wait_for(
-                self._has_room,
-                lambda: (
-                    count > self._most_inserted()
-                    or (self._line[0] is ticket and self._room() >= count)
-                ),
+        has_room, waited_s = self._line.wait(
+            lambda is_first: (
+                count > self._most_inserted() or (is_first and self._room() >= count)
             )
-        finally:
-            self._line.remove(ticket)
-            self._has_room.notify_all()  # another one is the first now
-            waited_s = time.monotonic() - started_s
-            self._blocked_s += waited_s
+        )
         self._check_room_for(count)
         if not has_room:
             raise TableTimeoutError(

@@ -197,11 +197,7 @@ class TrajectoryTurns:
         `count` must be `batch_size`, `oldest` at most the version of this batch: none
         is dropped. `newest` is not used: versions follow from numbers.
         """
-        if count != self._order.batch_size:
-            raise ArgumentError(
-                f"`count` must be `batch_size`, got {count} for "
-                f"{self._order.batch_size}. Use {self._order.batch_size}."
-            )
+        arguments.check_same_batch(count, self._order.batch_size)
         with self._changed:
             now = self._progress
             if now is None:
@@ -323,9 +319,9 @@ class TrajectoryTurns:
     def _check_turn(self, count: int, actor: str, version: int, number: int) -> None:
         if count != self._order.rows_per_turn:
             raise TrajectoryError(
-                "`rows_per_turn` of the table must be the number of environments of an "
-                f"actor, got {self._order.rows_per_turn}, and {count} trajectories of "
-                f"{actor}. Use {count}."
+                "`rows_per_turn` of the table must be the number of rows in each insert"
+                f", got {self._order.rows_per_turn}, and {count} trajectories of "
+                f"{actor}. Use {count}; `items` whose number varies cannot take turns."
             )
         due = self._order.version_of(actor, number)
         if number >= 0 and version == due:

@@ -7,6 +7,7 @@ first step that none has passed. A loop inside its next step, waiting for the ot
 part of it, blocks nothing: its thread answers for it.
 """
 
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -91,7 +92,7 @@ class StopAgreement:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop polling."""
+        """Stop polling: the run is over, and its last step is the answer to others."""
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=1.0)
@@ -130,6 +131,10 @@ class StopAgreement:
                     return
             except DistributedError as failure:
                 _log.debug("No answer from the other processes: %s", failure)
+        # Those that are asked from now on, in their last step, must not wait for this
+        # process. (Here and not in `close`: a dead service may never answer.)
+        with contextlib.suppress(DistributedError):
+            self._notices.publish("passed", [self._passed, self._wanted])
 
     def _is_asked(self) -> bool:
         if self._wanted is not None and not self._published:

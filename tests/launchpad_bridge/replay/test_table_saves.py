@@ -1,11 +1,13 @@
 """A table that is saved, and goes on from its last save."""
 
+import errno
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from replicator.errors import (
     CheckpointMismatchError,
 )
 from replicator.launchpad_bridge.replay import table_saves
+from replicator.launchpad_bridge.trajectories.table import TrajectoryError
 from tests.launchpad_bridge.replay.test_replay_table import draw, ids_of, insert, rows
 
 NEVER_S = 1e6
@@ -275,20 +278,49 @@ def test_a_save_that_fails_anywhere_leaves_one_that_is_whole(folder):
     assert sorted(held(again(table, place))) == [1, 2, 3]
 
 
-def test_after_a_save_that_failed_the_next_one_has_all_rows(folder):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("more", [[], [3]])
+def test_after_a_save_that_failed_anywhere_the_next_one_has_all_rows(
+    folder, number, more
+):
+    for failing in itertools.count(1):
+        place = folder / str(failing)
+        table, numbers = table_in(place), itertools.count(1)
+        insert(table, 1)
+        table.save()
+        insert(table, 2)
+
+        def announce(operation, path, failing=failing, numbers=numbers):
+            if next(numbers) == failing:
+                raise OSError(number, os.strerror(number))
+
+        table._saves._disk = Disk(announce)
+        try:
+            table.save()
+        except OSError:
+            for each in more:
+                insert(table, each)
+            table.save()
+            assert sorted(held(again(table, place))) == [1, 2, *more]
+            assert not list(place.glob("*.draft"))
+            continue
+        break
+    assert failing > 5
+
+
+def test_saves_that_fail_again_and_again_leave_one_draft(folder):
     table = table_in(folder)
     insert(table, 1)
 
-    def fail(operation, path):
-        raise OSError("no room")
+    def announce(operation, path):
+        if operation == "sync_file":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    good, table._saves._disk = table._saves._disk, Disk(fail)
-    with pytest.raises(OSError, match="no room"):
-        table.save()
-    insert(table, 2)
-    table._saves._disk = good
-    table.save()
-    assert sorted(held(again(table, folder))) == [1, 2]
+    table._saves._disk = Disk(announce)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            table.save()
+    assert len(list(folder.glob("rows-*"))) == 1
 
 
 def test_an_empty_table_can_be_saved(folder):
@@ -305,6 +337,40 @@ def test_rows_of_another_form_are_refused(folder):
     like = {"reward": np.zeros(3, np.float32)}
     with pytest.raises(CheckpointMismatchError, match="of this table's form"):
         table_in(folder, like=like)
+
+
+def test_rows_of_another_table_are_refused_with_both_forms_and_the_directory(folder):
+    table = table_in(folder)
+    insert(table, 1)
+    table.save()
+    table = again(table, folder)
+    reward = np.zeros((1, 4), np.float32)
+    with pytest.raises(TrajectoryError) as caught:
+        table.insert({"reward": reward}, actor="a", version=0)
+    for text in (
+        "'id': 'int64[]', 'reward': 'float32[3]'",
+        "{'reward': 'float32[4]'}",
+        str(folder),
+        "Choose another directory",
+    ):
+        assert text in str(caught.value)
+    insert(table, 2)
+    assert sorted(held(table)) == [1, 2]
+
+
+class Reward(NamedTuple):
+    reward: np.ndarray
+
+
+def test_rows_that_no_file_can_hold_are_refused_before_the_first_is_in(folder):
+    found = Reward(np.zeros((1, 4), np.float32))
+    table = table_in(folder)
+    with pytest.raises(TrajectoryError, match="Reward, which is not registered"):
+        table.insert(found, actor="a", version=0)
+    insert(table, 1)
+    table.save()
+    assert table.statistics()["refused"] == {"a": 1}
+    lp.ReplayTable(4).insert(found, actor="a", version=0)  # nowhere to be saved
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):

@@ -544,6 +544,23 @@ def test_all_processes_stop_at_the_same_step(monkeypatch, ahead, asked_at, fails
     assert stops[0].step > asked_at
 
 
+def test_a_process_whose_run_is_over_holds_up_none_that_is_asked_later(monkeypatch):
+    monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
+    board = Board(2)
+    over, asked = (StopAgreement(board.of(p), answer_s=600) for p in range(2))
+    for agreement in (over, asked):
+        agreement.start()
+    over.reached(7)
+    over.close()
+    asked.reached(6)
+    asked.want("SIGTERM")
+    asked._thread.join(60)
+    assert not asked._thread.is_alive()
+    assert asked.reached(7) is None
+    assert asked.reached(8) == StopPoint(signal="SIGTERM", step=8)
+    asked.close()
+
+
 def test_a_process_that_never_answers_holds_nobody_for_ever(monkeypatch, caplog):
     monkeypatch.setattr(stop_agreement, "_LOOK_S", 0.01)
     board = Board(2)

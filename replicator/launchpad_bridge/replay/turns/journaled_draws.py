@@ -49,17 +49,22 @@ class JournaledDraws:
             self._order.check_cut(cut, self.journal_id)
             return
         self._forget()
-        found = None
+        found, first, end = None, 0, 0  # rows from `first` to `end` without a gap
         for part in self._journal.go_back(cut.batch):
             if "base" in part:
                 found = part["base"]
                 self._order.check_cut(cut, found["journal_id"])
+                oldest = max(found["inserted"] - self._order.capacity, 0)
+                if first > oldest or end < found["inserted"]:
+                    raise self._journal.gone(cut.batch)
                 self.draws.restore(found)
                 self.journal_id = found["journal_id"]
             elif "draw" in part:
                 self.draws.draw(part["due"])
             else:
                 serials = part["first"] + np.arange(self._order.new_rows_per_batch)
+                first = first if part["first"] == end else part["first"]
+                end = part["first"] + len(serials)
                 self._keep(part["rows"], self.draws.ring.slots(serials))
                 if found is not None:  # else the base counts them
                     self.draws.ring.append(len(serials))

@@ -26,8 +26,12 @@ from replicator import rpc
 from replicator.base.host.paths import checked_path
 from replicator.base.types import PyTree
 from replicator.errors import ArgumentError
-from replicator.launchpad_bridge.replay.arguments import UPDATE_PRIORITIES
+from replicator.launchpad_bridge.replay.arguments import (
+    UPDATE_PRIORITIES,
+    paired_updates,
+)
 from replicator.launchpad_bridge.replay.samplers import ReplaySampler, uniform
+from replicator.launchpad_bridge.replay.saved_values import check_savable
 from replicator.launchpad_bridge.replay.turns.journaled_draws import JournaledDraws
 from replicator.launchpad_bridge.replay.turns.sample_order import SampleOrder
 from replicator.launchpad_bridge.replay.turns.turn_journal import TurnJournal
@@ -36,6 +40,7 @@ from replicator.launchpad_bridge.trajectories import arguments
 from replicator.launchpad_bridge.trajectories.handler_wait import wait_for
 from replicator.launchpad_bridge.trajectories.row_checks import (
     RowChecks,
+    check_form,
     counts_refused,
 )
 from replicator.launchpad_bridge.trajectories.table import (
@@ -165,6 +170,7 @@ class ReplayTurns:
         self._changed = threading.Condition()
         self._begun: _Begun | None = None  # None until `begin`
         self._waits_for: str | None = None
+        self._folder = folder
         journal = TurnJournal(folder, capacity=capacity, keep_batches=keep_batches)
         self._rows = JournaledDraws(self._order, journal)
         self._close_journal = weakref.finalize(self, journal.close)
@@ -186,12 +192,15 @@ class ReplayTurns:
         """Take in a turn; return the next one; see `TrajectoryTurns.insert`.
 
         Raises:
-          TrajectoryError: Rows have another form than those before; or see there.
+          TrajectoryError: Rows have another form than those in `checkpoint_dir`, or are
+            of a class that it cannot hold; or see there.
           TableTimeoutError: See there.
           ArgumentError: See there.
         """
-        if (form := self._rows.form) is not None:
-            form.check(trajectories, actor)
+        if (form := self._rows.form) is None:
+            check_savable(trajectories, actor)
+        else:
+            check_form(form, trajectories, actor, self._folder)
         return self._turns.insert(
             trajectories,
             actor=actor,
@@ -229,11 +238,7 @@ class ReplayTurns:
           Rows with keys and probabilities, and the cut behind them; None if new rows,
           or priorities, did not come in time: `statistics()["waits_for"]` says which.
         """
-        size = self._order.batch_size
-        if count != size:
-            raise ArgumentError(
-                f"`count` must be `batch_size`, got {count} for {size}. Use {size}."
-            )
+        arguments.check_same_batch(count, self._order.batch_size)
         until_s = time.monotonic() + timeout_s
         with self._changed:
             begun = self._check_begun()
@@ -273,12 +278,7 @@ class ReplayTurns:
           ArgumentError: A value is negative, or the table never gave such a key.
           TableRestartedError: No learner has called `begin` yet.
         """
-        keys, values = np.array(keys, np.int64), np.array(values, np.float64)
-        if len(keys) != len(values):
-            raise ArgumentError(
-                f"`values` must have one for each key, got {len(values)} for "
-                f"{len(keys)}. Pass the priorities of that batch."
-            )
+        keys, values = paired_updates(keys, values)
         if (values < 0).any():
             raise ArgumentError(
                 f"`values` must be at least 0, got {values.min()}. Use the absolute "

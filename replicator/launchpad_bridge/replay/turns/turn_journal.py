@@ -5,7 +5,8 @@
 
 Each part is framed, with its length and CRC-32; one that was cut short, as its process
 was killed, is the last, and counts as absent. Parts reach the operating system before
-the table answers, so a killed process loses none; a host that loses power may.
+the table answers, so a killed process loses none. A host that loses power loses the end
+of the last file at most: a file is durable before the next one is begun.
 """
 
 import io
@@ -63,15 +64,15 @@ class TurnJournal:
         check_count("keep_batches", keep_batches)
         self._directory, self._capacity = directory, capacity
         self._keep_batches = keep_batches
-        disk = Disk()
-        disk.make_directories(directory)
+        self._disk = Disk()
+        self._disk.make_directories(directory)
         names = sorted(path.name for path in directory.iterdir())
         if wrong := [n for n in names if n[0] != "." and not _OURS.fullmatch(n)]:
             raise CheckpointMismatchError(
                 f"`checkpoint_dir` must be empty, or of a `ReplayTurns`, got "
                 f"{directory} with {wrong[0]}. Choose another directory."
             )
-        self._writer = WriterLock(directory, disk)
+        self._writer = WriterLock(directory, self._disk)
         self._writer.acquire(above=0)
         self._open: io.BufferedWriter | None = None  # the last file
         self._full_bytes = 0  # size at which another one is begun
@@ -97,8 +98,11 @@ class TurnJournal:
         Args:
           base: `batch` and `inserted` are in it.
         """
-        self._end_file()
         self._writer.require_current()
+        if self._open is not None:
+            self._disk.sync_file(Path(self._open.name))
+        self._end_file()
+        self._disk.sync_directory(self._directory)  # also of what `clear` deleted
         name = f"{_FILES}{base['batch']:012}-{base['inserted']:015}"
         self._open = (self._directory / name).open("wb")
         self.write({"base": base})
@@ -129,25 +133,38 @@ class TurnJournal:
         self._end_file()
         files = self._files()
         own = [file for file in files if file.batch < batch]
+        if files and not own:
+            raise self.gone(batch)
         for file in own[:-1]:
             if self._holds_rows(file, files, own[-1].inserted):
                 yield from (part for part, _ in _parts(file.path) if "rows" in part)
+        last = own[-1].batch if own else 0
         for part, end in _parts(own[-1].path) if own else ():
             yield part
-            if part.get("draw") == batch - 1:
+            last = part.get("draw", last - 1) + 1
+            if last == batch:
                 self._drop_after(files, own[-1], end)
                 return
         raise ArgumentError(
             f"`cut` must be of a batch in `checkpoint_dir`, got batch {batch} for "
-            f"{self._directory}, which has others. Begin the run anew: without the "
-            "learner's checkpoints."
+            f"{self._directory}, which ends at batch {last}. Go on from a checkpoint "
+            "of the learner's up to there, or begin the run anew."
+        )
+
+    def gone(self, batch: int) -> ArgumentError:
+        """Return the error for a batch of which not all rows are there any more."""
+        return ArgumentError(
+            f"`cut` must be of a batch in `checkpoint_dir`, got batch {batch} for "
+            f"{self._directory}, which has not all its rows. Begin the run anew: "
+            "without the learner's checkpoints."
         )
 
     def _drop_after(self, files: list[_File], last: _File, end: int) -> None:
-        # The newest first: a kill in between leaves a journal without a gap.
+        # The newest first, durably: whatever ends it leaves a journal without a gap.
         for file in reversed(files):
             if file.batch > last.batch:
                 file.path.unlink()
+        self._disk.sync_directory(self._directory)
         os.truncate(last.path, end)
         self._open = last.path.open("ab")
         self._full_bytes = max(end, _FILE_BYTES)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -30,6 +31,10 @@ OPTIONS = {
     "sampler": lp.prioritised(0.8),
     "priority_lag": PRIORITY_LAG,
 }
+
+
+class Reward(NamedTuple):
+    reward: np.ndarray
 
 
 class Program:
@@ -248,8 +253,26 @@ def test_rows_of_another_form_than_those_before_are_refused_by_actor(start):
     program.take()
     program.restart_table()
     program.go_on(1)
-    with pytest.raises(TrajectoryError, match="of a must have the form of the first"):
+    both = "of a must have the form of those in .*'reward'.* in .*, got {'other'"
+    with pytest.raises(TrajectoryError, match=both):
         program.table.insert({"other": np.ones(1)}, actor="a", version=0, number=3)
+
+
+def test_rows_that_no_journal_can_hold_are_refused_before_the_first_is_in(start):
+    program = start()
+    with pytest.raises(TrajectoryError, match="Reward, which is not registered"):
+        program.table.insert(Reward(np.ones(1)), actor="a", version=0, number=0)
+    assert program.take()["key"][0] == 0
+
+
+def test_an_insert_of_another_number_of_rows_is_refused_by_name(start):
+    program = start()
+    program.take()
+    turn, rows = program.table.turn("a"), {"id": np.arange(2), "reward": np.ones(2)}
+    rows["reward"] = rows["reward"].astype(np.float32)
+    with pytest.raises(TrajectoryError, match="got 1, and 2 trajectories of a") as why:
+        program.table.insert(rows, actor="a", version=0, number=turn.number)
+    assert "Use 2; `items` whose number varies cannot take turns" in str(why.value)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,53 @@ def test_the_same_holds_over_many_files_of_which_old_ones_go(
     assert [step(rows) for _ in range(36, 40)] == batches[36:]
 
 
+def test_a_file_is_durable_before_the_next_one_is_begun(tmp_path, monkeypatch, open_in):
+    short_files(monkeypatch)
+    rows, folder = open_in(tmp_path / "journal"), tmp_path / "journal"
+    calls = []
+
+    def announce(operation, path):
+        calls.append((operation, path.name, len(list(folder.glob("turns-*")))))
+
+    rows._journal._disk.announce = announce
+    rows.begin_anew()
+    for _ in range(12):
+        step(rows)
+    names = sorted(path.name for path in folder.glob("turns-*"))
+    assert len(names) > 2
+    for place, name in enumerate(names[:-1], 1):
+        at = calls.index(("sync_file", name, place))
+        assert calls[at + 1] == ("sync_directory", "journal", place)
+
+
+def test_what_a_power_cut_lost_is_refused_with_the_batch_it_ends_at(written, open_in):
+    [path] = written[0].glob("turns-*")
+    content = path.read_bytes()
+    path.write_bytes(content[:-50].ljust(len(content), b"\0"))  # names, not content
+    rows = open_in(written[0])
+    with pytest.raises(ArgumentError, match=r"got batch 12 .* ends at batch 11"):
+        rows.go_back(cut_at(12))
+    rows.go_back(cut_at(11))
+
+
+def test_a_file_before_the_last_that_lacks_rows_is_refused(
+    tmp_path, monkeypatch, open_in
+):
+    short_files(monkeypatch)
+    rows, folder = open_in(tmp_path / "journal"), tmp_path / "journal"
+    rows.begin_anew()
+    for _ in range(40):
+        step(rows)
+    *_, path, _ = sorted(folder.glob("turns-*"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-300])
+    rows = open_in(folder)
+    with pytest.raises(ArgumentError, match="which has not all its rows"):
+        rows.go_back(cut_at(40))
+    path.write_bytes(content)
+    rows.go_back(cut_at(40))
+
+
 def test_a_batch_that_is_not_there_any_more_is_refused(tmp_path, monkeypatch, open_in):
     short_files(monkeypatch)
     rows = open_in(tmp_path / "journal", keep_batches=4)
