@@ -1,7 +1,8 @@
 """Checkpoints of a replay table: rows once, in segments; a manifest at each save.
 
     rows-000000, rows-000001, ...   rows in the order of insertion, each file written
-                                    once; the last one anew until it is full
+                                    once; the last one anew until it is full, and
+                                    those of which most rows went
     table                           which rows of these are held; priorities, counts
 
 A save writes the rows that came since the last one, makes them durable, and only then
@@ -164,6 +165,7 @@ class TableSaves:
                 self._open = self._open[:, table.are_held(*self._open)]
                 self._write_rows(table)
                 self._is_behind = False
+            self._merge_sparse(table)
             records = table.records()
             self._full = [each for each in self._full if _held(each, records).any()]
             segments = [*self._full, *([self._last] if self._last else [])]
@@ -183,18 +185,50 @@ class TableSaves:
         size = max(_SEGMENT_BYTES // table.row_bytes(), 1)
         while self._open.size:
             given = self._open[:, :size]
-            saved = _copied(table, *given)
-            # One that cannot be written keeps its number, so there is one draft of it.
-            name = f"{_ROWS}{self._next_number:06d}"
-            segment = _Segment(name, saved.pop("slots"), saved["keys"])
-            write_value(self.directory / name, saved, disk=self._disk)
-            self._next_number += 1
+            segment = self._write_segment(table, *given)
             if given.shape[1] < size:
                 self._last = segment
                 return
             self._full.append(segment)
             self._open, self._last = self._open[:, size:], None
         self._last = None  # its rows went
+
+    def _write_segment(
+        self, table: SavableTable, slots: np.ndarray, keys: np.ndarray
+    ) -> _Segment:
+        saved = _copied(table, slots, keys)
+        # One that cannot be written keeps its number, so there is one draft of it.
+        name = f"{_ROWS}{self._next_number:06d}"
+        segment = _Segment(name, saved.pop("slots"), saved["keys"])
+        write_value(self.directory / name, saved, disk=self._disk)
+        self._next_number += 1
+        return segment
+
+    def _merge_sparse(self, table: SavableTable) -> None:
+        """Write rows anew, in order, where files hold more than four times as many.
+
+        The oldest go by whole segments; where other rows go, each file may keep a few.
+        """
+        records = table.records()
+        held = [_held(each, records) for each in self._full]
+        size = max(map(len, held), default=0)
+        if sum(map(len, held)) <= 4 * sum(map(np.count_nonzero, held)) + size:
+            return
+        merged: list[_Segment] = []
+        for segment, is_held in zip(self._full, held, strict=True):
+            few = _Segment("", segment.slots[is_held], segment.keys[is_held])
+            if 4 * len(few.keys) >= size:
+                merged.append(segment)
+            elif merged and not merged[-1].name and 4 * len(merged[-1].keys) < size:
+                both = zip(merged[-1][1:], few[1:], strict=True)
+                merged[-1] = _Segment("", *map(np.concatenate, both))
+            else:
+                merged.append(few)
+        self._full = [
+            each if each.name else self._write_segment(table, each.slots, each.keys)
+            for each in merged
+            if len(each.keys)
+        ]
 
     def _tidy(self, names: Sequence[str]) -> None:
         """Delete segments that the manifest does not name."""

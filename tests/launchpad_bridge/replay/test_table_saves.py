@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,63 @@ def test_each_row_is_written_once_and_goes_with_its_segment(folder, monkeypatch)
     ]
     assert len(made) == len(set(made)) <= 120 // 8 + 20
     assert sorted(held(again(table, folder, capacity=32))) == list(range(88, 120))
+
+
+def files_in(folder):
+    return sorted(folder.glob("rows-*"))
+
+
+def few_that_stay(table, times):
+    """Save after each eight rows, of which one stays; return these, in order."""
+    for first in range(0, 8 * times, 8):
+        insert(table, *range(first, first + 8), priorities=[9, *[1] * 7])
+        table.save()
+    return list(range(0, 8 * times, 8))
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    row_bytes = rows(0)["id"].nbytes + rows(0)["reward"].nbytes
+    monkeypatch.setattr(table_saves, "_SEGMENT_BYTES", 8 * row_bytes)
+
+
+KEEPS = {"capacity": 20, "remover": "lowest", "sampler": lp.fifo()}
+
+
+def test_files_hold_few_rows_that_went_whoever_goes(folder, short_segments):
+    table = table_in(folder, **KEEPS)
+    kept = few_that_stay(table, 12)
+    saved = table._saves._full
+    assert {each.name for each in saved} == {path.name for path in files_in(folder)}
+    assert sum(len(each.keys) for each in saved) <= 4 * 20 + 8
+    table = again(table, folder, **KEEPS, max_times_sampled=1)
+    drawn = ids_of(draw(table, 20)).tolist()
+    assert [each for each in drawn if each % 8 == 0] == kept  # in the order they came
+
+
+def test_a_save_that_fails_as_it_writes_rows_anew_loses_none(folder, short_segments):
+    table = table_in(folder / "0", **KEEPS)
+    kept = few_that_stay(table, 11)
+    end(table)
+    for failing in itertools.count(1):
+        place = shutil.copytree(folder / "0", folder / str(failing))
+        table, numbers = table_in(place, **KEEPS), itertools.count(1)
+
+        def announce(operation, path, failing=failing, numbers=numbers):
+            if next(numbers) == failing:
+                raise OSError("no room")
+
+        table._saves._disk = Disk(announce)
+        files = len(files_in(place))
+        insert(table, *range(100, 108), priorities=[9] + [1] * 7)
+        try:
+            table.save()
+        except OSError:
+            assert set(kept) <= set(held(again(table, place, **KEEPS)))
+            continue
+        break
+    assert len(files_in(place)) < files
+    assert set(kept) <= set(held(again(table, place, **KEEPS)))
 
 
 def test_a_row_that_went_before_the_save_is_not_there(folder):
