@@ -10,9 +10,8 @@ from replicator.base.host.clock import SystemClock
 from replicator.base.out_of_memory import readable
 from replicator.controller.arguments import check_leaves
 from replicator.controller.dataflow import Dataflow
-from replicator.controller.future import ClientRecord, Future, Pending
+from replicator.controller.future import ClientRecord, Future, Look, Pending
 from replicator.controller.islands.protocol import Island, Key
-from replicator.controller.program import Look
 from replicator.controller.runs import Runs
 from replicator.controller.scheduling.called_run import CalledRun
 from replicator.controller.scheduling.events import (
@@ -150,18 +149,17 @@ class Submissions:
         run = self._runs.start(
             planned.behind, results, called.taken, submit, client.room
         )
-        for value, aval in zip(planned.outputs, dataflow.result_shapes, strict=True):
+        for value, look in zip(planned.outputs, planned.looks, strict=True):
             # A result that is an argument, or another result, is the same future.
             if value.number not in futures:
                 futures[value.number] = Future(
                     island=self._islands[planned.homes[value.slice.name]],
                     key=(run, value.number),
-                    drop=self._scheduler.drop,
+                    keeper=self._scheduler,
                     client=client,
                     pending=results[value.number],
                     on=value.slice,
-                    layout=value.layout,
-                    aval=aval,
+                    look=look,
                 )
         return [futures[value.number] for value in planned.outputs]
 
@@ -176,8 +174,7 @@ class Submissions:
                 f"{leaf.slice}. Pass its `result()`."
             )
         leaf._check_usable()
-        name, layout = leaf.slice.name, leaf._layout
-        return Look(leaf.shape, leaf.dtype, leaf._is_weak, name, layout)
+        return leaf._look
 
     def check_open(self) -> None:
         """Refuse calls after the end."""
