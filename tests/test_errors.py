@@ -4026,7 +4026,8 @@ ROWS = [
         "A replay table too small for a batch",
         lambda: replay_table().take(65, timeout_s=0),
         ArgumentError,
-        "`capacity` must be at least 65, for batches of 65, got 64. Use 260.",
+        "`capacity` must be at least 65, for samples of 65 (`batch_size` x "
+        "`samples_per_call`), got 64. Use 260.",
     ),
     Row(
         "A replay table too small for an insert",

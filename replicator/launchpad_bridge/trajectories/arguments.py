@@ -110,11 +110,11 @@ def check_snapshot(actor: str, snapshot: bytes | None, most: int) -> None:
 
 
 def check_batch_fits(count: int, capacity: int) -> None:
-    """Raise an `ArgumentError` if a table has room for less than a batch."""
+    """Raise an `ArgumentError` if a table has room for less than a sample."""
     if count > capacity:
         raise ArgumentError(
-            f"`capacity` must be at least {count}, for batches of {count}, got "
-            f"{capacity}. Use {4 * count}."
+            f"`capacity` must be at least {count}, for samples of {count} "
+            f"(`batch_size` x `samples_per_call`), got {capacity}. Use {4 * count}."
         )
 
 

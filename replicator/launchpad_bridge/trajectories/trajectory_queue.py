@@ -276,9 +276,10 @@ class TrajectoryQueue:
         if count > self._most_inserted():
             needed = count + self._capacity - self._most_inserted()
             raise ArgumentError(
-                f"`capacity` must be at least {needed}, for batches of "
-                f"{self._largest_take} and inserts of {count}, got {self._capacity}. "
-                f"Use {self._largest_take + count}, or insert fewer at once."
+                f"`capacity` must be at least {needed}, for samples of "
+                f"{self._largest_take} (`batch_size` x `samples_per_call`) and inserts "
+                f"of {count}, got {self._capacity}. Use {self._largest_take + count}, "
+                "or insert fewer at once."
             )
 
 

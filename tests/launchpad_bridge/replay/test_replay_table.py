@@ -307,7 +307,8 @@ def test_sizes_that_the_limiter_can_never_let_pass_are_refused():
 
 def test_a_batch_or_an_insert_beyond_the_capacity_is_refused():
     table = table_of(4)
-    with pytest.raises(ArgumentError, match="`capacity` must be at least 5"):
+    least = "at least 5, for samples of 5 .`batch_size` x `samples_per_call`"
+    with pytest.raises(ArgumentError, match=f"`capacity` must be {least}"):
         draw(table, 5)
     with pytest.raises(ArgumentError, match="`capacity` must be at least 6"):
         insert(table, *range(6))

@@ -196,7 +196,7 @@ def test_an_insert_that_could_wait_for_ever_is_refused_and_not_the_take():
     queue = TrajectoryQueue(8)
     insert(queue, 1, 2, 3)
     assert queue.take(8, timeout_s=0) is None
-    with pytest.raises(ArgumentError, match="must be at least 10, for batches of 8 "):
+    with pytest.raises(ArgumentError, match="must be at least 10, for samples of 8 "):
         insert(queue, 4, 5, 6)
     assert queue.statistics()["refused"] == {"actor/0": 1}
     assert ids_of(queue.take(3, timeout_s=0)) == [1, 2, 3]
@@ -216,14 +216,14 @@ def test_an_insert_that_waits_is_refused_when_a_batch_turns_out_too_large_for_it
         while queue.statistics()["blocked"] == 0:
             pass
         assert queue.take(4, timeout_s=0) is None
-        with pytest.raises(ArgumentError, match="batches of 4 and inserts of 6"):
+        with pytest.raises(ArgumentError, match=r"samples of 4 .* inserts of 6"):
             waiting.result(SOON_S)
     insert(queue, 4)
     assert ids_of(queue.take(4, timeout_s=0)) == [1, 2, 3, 4]
 
 
 def test_a_batch_above_the_capacity_is_refused():
-    with pytest.raises(ArgumentError, match="must be at least 9, for batches of 9"):
+    with pytest.raises(ArgumentError, match="at least 9, for samples of 9 "):
         TrajectoryQueue(8).take(9, timeout_s=0)
 
 
