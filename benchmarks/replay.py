@@ -15,9 +15,10 @@ import gc
 import json
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -164,17 +165,18 @@ def longest_hold_s() -> float:
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
         table = atari_table(_FRAMES.value, checkpoint_dir=folder)
         frames, longest_s = np.zeros((1, *FRAME), np.uint8), 0.0
-        saving = threading.Thread(target=table.save)
-        saving.start()
-        while saving.is_alive():
-            started_s = time.monotonic()
-            table.insert({"frames": frames}, actor="a", version=0)
-            longest_s = max(longest_s, time.monotonic() - started_s)
-            time.sleep(_PAUSE_S)  # as an actor that acts; or the processor is full
+        with ThreadPoolExecutor(1) as pool:
+            saving = pool.submit(table.save)
+            while not saving.done():
+                started_s = time.monotonic()
+                table.insert({"frames": frames}, actor="a", version=0)
+                longest_s = max(longest_s, time.monotonic() - started_s)
+                time.sleep(_PAUSE_S)  # as an actor that acts; or the processor is full
+            saving.result()
     return longest_s
 
 
-def batch_of(table: lp.ReplayTable | Client) -> Callable[[], object]:
+def batch_of(table: Any) -> Callable[[], object]:
     """Return a function that returns the next batch of a learner's feed."""
     batches = TrajectoryBatches(
         table,

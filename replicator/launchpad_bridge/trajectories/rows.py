@@ -139,10 +139,7 @@ class RowMemory:
                 mine[slots] = np.where(np.isfinite(mine[slots]), mine[slots], 0)
 
     def read(self, slots: np.ndarray) -> PyTree:
-        """Return n rows, int64 [n], as new trajectories, leaves [n, ...].
-
-        In a call, they are to be returned by it, and dropped: see `reply_arrays`.
-        """
+        """Return n rows, int64 [n], as new trajectories, leaves [n, ...]."""
         found = reply_arrays(self._form.rows(len(slots)))
         for leaf, row in zip(self._leaves, found, strict=True):
             # With "raise" NumPy would copy twice; these numbers are our own.

@@ -113,7 +113,7 @@ class SharedMemory:
         self._unsent_detaches: deque[int] = deque()
         # Changed by single atomic operations, in any thread: slots by the address of
         # memory that `reserve` returned, and those of it that died unsent.
-        self._reserved: dict[int, tuple[Slot, Where]] = {}
+        self._reserved: dict[int, Slot] = {}
         self._unused: deque[Where] = deque()
 
     def place(self, layout: BufferLayout) -> Where | None:
@@ -142,10 +142,11 @@ class SharedMemory:
         if slot is None:
             return None
         memory = np.frombuffer(slot.memory, np.uint8, num_bytes)
-        # Between here and `place`, or its death, the slot is the caller's alone.
+        # Until it is dead, here and at the receiver, nobody else gets the slot.
+        slot.writer = weakref.ref(memory)
         address = memory.ctypes.data
-        entry = self._reserved[address] = slot, slot.where
-        release = weakref.finalize(memory, self._release, address, entry)
+        self._reserved[address] = slot
+        release = weakref.finalize(memory, self._release, address, slot.where)
         release.atexit = False
         return memory
 
@@ -201,32 +202,29 @@ class SharedMemory:
 
         One that holds it elsewhere than at its start, in part, is none.
         """
-        addresses = [_address(buffer) for buffer in layout.buffers]
-        found = self._reserved.get(addresses[0])
-        if found is None or layout.num_bytes > len(found[0].memory):
+        first, rest = _address(layout.buffers[0]), []
+        slot = self._reserved.get(first)
+        if slot is None or layout.num_bytes > len(slot.memory):
             return None
-        slot = found[0]
-        first, rest = addresses[0], []
-        for place, address in enumerate(addresses):
-            if address != first + layout.offsets[place]:
+        for start, buffer in zip(layout.offsets, layout.buffers, strict=True):
+            address = _address(buffer)
+            if address != first + start:
                 if first <= address < first + len(slot.memory):
                     return None  # it would be written over
-                rest.append(place)
+                rest.append((start, buffer))
         # A second message from the same memory, if a handler kept it, finds none.
         if self._reserved.pop(first, None) is None:
             return None
-        for place in rest:
-            start, buffer = layout.offsets[place], layout.buffers[place]
+        for start, buffer in rest:
             slot.memory[start : start + len(buffer)] = buffer
         return slot
 
-    def _release(self, address: int, entry: tuple[Slot, Where]) -> None:
+    def _release(self, address: int, where: Where) -> None:
         """Note that reserved memory died; without a lock, as any line may end here."""
-        # It may have been sent, and the slot be reserved again by now. Nobody else
-        # takes out this entry meanwhile: a message in it would keep the memory alive.
-        if self._reserved.get(address) is entry:
-            del self._reserved[address]
-            self._unused.append(entry[1])
+        # Nobody else takes it out: a message from this memory would keep it alive, and
+        # the slot is not reserved again before.
+        if self._reserved.pop(address, None) is not None:
+            self._unused.append(where)
 
     def _slot(self, num_bytes: int, common: CommonMemory | None = None) -> Slot | None:
         # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
