@@ -216,7 +216,7 @@ def test_an_insert_that_waits_is_refused_when_a_batch_turns_out_too_large_for_it
         while queue.statistics()["blocked"] == 0:
             pass
         assert queue.take(4, timeout_s=0) is None
-        with pytest.raises(ArgumentError, match="batches of 4 and inserts of 6"):
+        with pytest.raises(ArgumentError, match=r"samples of 4 .* inserts of 6"):
             waiting.result(SOON_S)
     insert(queue, 4)
     assert ids_of(queue.take(4, timeout_s=0)) == [1, 2, 3, 4]
