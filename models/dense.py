@@ -1,4 +1,4 @@
-"""Dense layers as nested dicts of arrays, and the perceptron of continuous control."""
+"""Dense layers as nested dicts of arrays, and the perceptrons of continuous control."""
 
 import math
 from typing import Any, TypeAlias
@@ -27,15 +27,32 @@ def dense(params: Params, x: Float[Array, "*rows d"]) -> Float[Array, "*rows e"]
     return y + params["bias"].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
-def norm_mlp_init(key: Array, inputs: int, hidden: int, outputs: int) -> Params:
-    """Make a perceptron of two hidden layers; what it returns is near 0 at first."""
+def mlp_init(
+    key: Array, inputs: int, hidden: int, outputs: int, *, scale: float = math.sqrt(2)
+) -> Params:
+    """Make a perceptron of two hidden layers; what it returns is near 0 at first.
+
+    `scale` is that of the first layer.
+    """
     keys = jax.random.split(key, 3)
     return {
-        "in": dense_init(keys[0], inputs, hidden, scale=1.0),
-        "norm": {"scale": jnp.ones(hidden), "bias": jnp.zeros(hidden)},
+        "in": dense_init(keys[0], inputs, hidden, scale=scale),
         "hidden": dense_init(keys[1], hidden, hidden),
         "out": dense_init(keys[2], hidden, outputs, scale=0.01),
     }
+
+
+def mlp(params: Params, x: Float[Array, "n d"]) -> Float[Array, "n e"]:
+    """Return what a perceptron makes of observations."""
+    for name in ("in", "hidden"):
+        x = jax.nn.relu(dense(params[name], x))
+    return dense(params["out"], x)
+
+
+def norm_mlp_init(key: Array, inputs: int, hidden: int, outputs: int) -> Params:
+    """Make a perceptron whose first layer is normalised."""
+    norm = {"scale": jnp.ones(hidden), "bias": jnp.zeros(hidden)}
+    return {**mlp_init(key, inputs, hidden, outputs, scale=1.0), "norm": norm}
 
 
 def norm_mlp(params: Params, x: Float[Array, "n d"]) -> Float[Array, "n e"]:

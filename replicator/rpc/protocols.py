@@ -12,6 +12,8 @@ import enum
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from replicator.base.types import PyTree
 
 
@@ -83,6 +85,14 @@ class Connection(Protocol):
           MessageTooLargeError: It is past the limit; nothing was sent.
           ConnectionLostError: The other end is gone.
           CallTimeoutError: The other end did not read for `timeout_s`.
+        """
+        ...
+
+    def memory(self, num_bytes: int) -> np.ndarray | None:
+        """Return memory, uint8 [num_bytes], for the long arrays of one message.
+
+        A value whose first buffers lie in it, as `lay_out` places them, is sent without
+        a copy. None: there is no such memory.
         """
         ...
 

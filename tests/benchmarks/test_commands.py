@@ -60,7 +60,8 @@ TINY = {
     "slow_links": ["--mbit=400", "--only=W 128", "--turns=2"],
     "variable_service": ["--variable_rounds=1", "--variable_pulls=2"],
     "replay": [
-        *("--frames=1000", "--rows=10000", "--rounds=1", "--calls=2", "--best_of=5")
+        *("--frames=3000", "--rows=10000", "--rounds=1", "--calls=2"),
+        *("--batches=8", "--best_of=5"),
     ],
     "replay_laws": ["--draws=40000", "--moves=40"],
     "learner_faults": ["--rounds=5"],

@@ -66,3 +66,14 @@ def test_the_temperature_rises_where_entropy_is_below_its_aim(
     params["policy"]["out"]["bias"] = bias
     slope = gradient(params, rows_of(key))["log_temperature"]
     assert np.sign(slope) == sign  # descent raises it where the slope is below 0
+
+
+def test_perceptrons_of_the_paper_are_not_normalised(key):
+    net = Sac(action_size=2, hidden=16, is_normed=False)
+    policy = jax.device_get(net.init(key, (3,))["policy"])
+    x = np.asarray(jax.random.normal(key, (5, 3)))
+    for layer in ("in", "hidden"):
+        x = np.maximum(x @ policy[layer]["kernel"] + policy[layer]["bias"], 0)
+    mean = (x @ policy["out"]["kernel"] + policy["out"]["bias"])[:, :2]
+    found = net.best({"policy": policy}, jax.random.normal(key, (5, 3)))
+    np.testing.assert_allclose(found, np.tanh(mean), rtol=1e-5)

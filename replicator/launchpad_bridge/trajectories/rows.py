@@ -15,6 +15,7 @@ from replicator.base.trees import first_difference, named_leaves
 from replicator.base.types import PyTree
 from replicator.inputs.checks import holds_numbers
 from replicator.launchpad_bridge.trajectories.table import TrajectoryError
+from replicator.rpc.server.reply_arrays import reply_arrays
 
 
 class RowForm:
@@ -55,7 +56,7 @@ class RowForm:
         leaves = [np.asarray(leaf) for leaf in found]
         count = len(leaves[0]) if leaves and leaves[0].ndim else 1
         given = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        due = [((count, *shape), dtype) for shape, dtype in self._rows]
+        due = self.rows(count)
         wrong = None if count else "there must be at least one row, got none"
         if structure != self._structure or given != due:
             blank = [
@@ -75,9 +76,13 @@ class RowForm:
         """Return whether a leaf may hold NaN: integers and booleans do not."""
         return self._rows[place][1].kind not in "iub"
 
+    def rows(self, count: int) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Return shapes and dtypes of leaves [count, ...]."""
+        return [((count, *shape), dtype) for shape, dtype in self._rows]
+
     def make_rows(self, count: int) -> list[np.ndarray]:
         """Return new leaves [count, ...], not initialised."""
-        return [np.empty((count, *shape), dtype) for shape, dtype in self._rows]
+        return [np.empty(*form) for form in self.rows(count)]
 
     def to_tree(self, leaves: Sequence[np.ndarray]) -> PyTree:
         """Return leaves as trajectories."""
@@ -135,7 +140,7 @@ class RowMemory:
 
     def read(self, slots: np.ndarray) -> PyTree:
         """Return n rows, int64 [n], as new trajectories, leaves [n, ...]."""
-        found = self._form.make_rows(len(slots))
+        found = reply_arrays(self._form.rows(len(slots)))
         for leaf, row in zip(self._leaves, found, strict=True):
             # With "raise" NumPy would copy twice; these numbers are our own.
             np.take(leaf, slots, axis=0, out=row, mode="clip")

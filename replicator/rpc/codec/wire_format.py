@@ -30,6 +30,11 @@ ALIGNMENT = 64
 """Buffers that lie in one piece of memory start at multiples of this."""
 
 
+def aligned(end: int) -> int:
+    """Return where the next buffer starts after one that ends at `end`."""
+    return -(-end // ALIGNMENT) * ALIGNMENT
+
+
 def lay_out(buffers: Sequence[memoryview]) -> tuple[list[int], int]:
     """Place buffers in one piece of memory, aligned.
 
@@ -41,7 +46,7 @@ def lay_out(buffers: Sequence[memoryview]) -> tuple[list[int], int]:
     """
     offsets, end = [], 0
     for buffer in buffers:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
+        start = aligned(end)
         offsets.append(start)
         end = start + len(buffer)
     return offsets, end

@@ -69,6 +69,9 @@ class InProcessConnection:
             raise self._lost() from None
         return payload.num_bytes
 
+    def memory(self, num_bytes: int) -> None:
+        """Return None: it has none that the other end sees."""
+
     def receive(self, *, timeout_s: float | None) -> Message:
         """Return the next message. See `Connection`."""
         try:

@@ -79,6 +79,9 @@ class ChunkedConnection:
             raise self._nobody_reads(timeout_s) from None
         return num_bytes
 
+    def memory(self, num_bytes: int) -> None:
+        """Return None: it has none that the other end sees."""
+
     def receive(self, *, timeout_s: float | None) -> Message:
         """Return the next message; see `protocols.Connection`."""
         if self._is_closed:

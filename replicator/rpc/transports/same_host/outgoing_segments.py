@@ -9,6 +9,7 @@ import functools
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,6 +22,7 @@ _COMMON_SLOTS = 0  # the size class of slots of common memory, which all are ali
 _FEW_LENT = 16
 _SEGMENT_BYTES = 16 << 20  # several slots share a segment, as far as they fit into this
 _ref = weakref.ref
+_nobody = type(None)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -92,6 +94,7 @@ class Slot:
       memory: Bytes, to write to.
       number: Place on the receiver's board.
       uses: Number of uses of that place, modulo 2^32.
+      writer: Returns the array by which it is still seen in this process, if any.
     """
 
     segment: Segment
@@ -99,6 +102,11 @@ class Slot:
     memory: memoryview
     number: int
     uses: int
+    writer: Callable[[], object] = _nobody
+
+    def is_released(self, board: memoryview) -> bool:
+        """Return whether the receiver, and whoever wrote it here, see it no more."""
+        return board[self.number] == self.uses and self.writer() is None
 
     @property
     def where(self) -> Where:
@@ -157,7 +165,7 @@ class OutgoingSegments:
         size = size_class(num_bytes)
         last = self._last.get(size)
         # Equal: the receiver has released this very use, and looks at it no more.
-        if last is not None and self._board[last.number] == last.uses:
+        if last is not None and last.is_released(self._board):
             return self._lend(last, size)
         free = self._free.setdefault(size, [])
         if not free:
@@ -311,8 +319,8 @@ class OutgoingSegments:
 
     def _find_released(self) -> None:
         if len(self._lent) <= _FEW_LENT:
-            for number, slot in [*self._lent.items()]:
-                if self._board[number] == slot.uses:
+            for slot in [*self._lent.values()]:
+                if slot.is_released(self._board):
                     self._set_free(slot)
             return
         # For thousands of kept slots a loop would take longer than the copy.
@@ -320,7 +328,8 @@ class OutgoingSegments:
         is_released = self._board_array[: len(uses)] == uses
         is_released &= np.frombuffer(self._is_lent, np.bool_)
         for number in np.flatnonzero(is_released).tolist():
-            self._set_free(self._lent[number])
+            if (slot := self._lent[number]).writer() is None:
+                self._set_free(slot)
 
     def _set_free(self, slot: Slot) -> None:
         size = slot.segment.slot_bytes

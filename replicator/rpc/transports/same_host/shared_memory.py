@@ -44,11 +44,14 @@ import os
 import socket
 import struct
 import threading
+import weakref
 from collections import deque
+
+import numpy as np
 
 from replicator.errors import DecodeError
 from replicator.rpc.codec.encoded_once import EncodedOnce
-from replicator.rpc.transports.frames import BufferLayout, Where
+from replicator.rpc.transports.frames import Buffer, BufferLayout, Where
 from replicator.rpc.transports.same_host.common_body import copy_body, kept_body
 from replicator.rpc.transports.same_host.incoming_segments import IncomingSegments
 from replicator.rpc.transports.same_host.outgoing_segments import (
@@ -108,6 +111,10 @@ class SharedMemory:
         # end under it: sends on the channel do not wait.
         self._lock = threading.Lock()
         self._unsent_detaches: deque[int] = deque()
+        # Changed by single atomic operations, in any thread: slots by the address of
+        # memory that `reserve` returned, and those of it that died unsent.
+        self._reserved: dict[int, Slot] = {}
+        self._unused: deque[Where] = deque()
 
     def place(self, layout: BufferLayout) -> Where | None:
         """Copy the body of a message into shared memory.
@@ -115,6 +122,8 @@ class SharedMemory:
         Returns:
           Where it is; None: there is no room, and the socket must take it.
         """
+        if self._reserved and (slot := self._slot_around(layout)) is not None:
+            return slot.where
         num_bytes = layout.num_bytes
         slot = self._slot(num_bytes)
         if slot is None:
@@ -123,6 +132,23 @@ class SharedMemory:
         # the process dies meanwhile, no frame has named the slot.
         copy_body(layout, slot.memory)
         return slot.where
+
+    def reserve(self, num_bytes: int) -> np.ndarray | None:
+        """Return memory, uint8 [num_bytes], from which `place` sends without a copy.
+
+        If no message is sent from it, it is free again once nobody sees it.
+        """
+        slot = self._slot(num_bytes)
+        if slot is None:
+            return None
+        memory = np.frombuffer(slot.memory, np.uint8, num_bytes)
+        # Until it is dead, here and at the receiver, nobody else gets the slot.
+        slot.writer = weakref.ref(memory)
+        address = memory.ctypes.data
+        self._reserved[address] = slot
+        release = weakref.finalize(memory, self._release, address, slot.where)
+        release.atexit = False
+        return memory
 
     def lend(self, kept: EncodedOnce, layout: BufferLayout) -> Where | None:
         """Lend a body in common memory; the first to do so, anywhere, copies it there.
@@ -171,6 +197,35 @@ class SharedMemory:
         self._incoming.drop_after_fork()
         self._close_all()
 
+    def _slot_around(self, layout: BufferLayout) -> Slot | None:
+        """Return the reserved slot that holds a body, completed; None: there is none.
+
+        One that holds it elsewhere than at its start, in part, is none.
+        """
+        first, rest = _address(layout.buffers[0]), []
+        slot = self._reserved.get(first)
+        if slot is None or layout.num_bytes > len(slot.memory):
+            return None
+        for start, buffer in zip(layout.offsets, layout.buffers, strict=True):
+            address = _address(buffer)
+            if address != first + start:
+                if first <= address < first + len(slot.memory):
+                    return None  # it would be written over
+                rest.append((start, buffer))
+        # A second message from the same memory, if a handler kept it, finds none.
+        if self._reserved.pop(first, None) is None:
+            return None
+        for start, buffer in rest:
+            slot.memory[start : start + len(buffer)] = buffer
+        return slot
+
+    def _release(self, address: int, where: Where) -> None:
+        """Note that reserved memory died; without a lock, as any line may end here."""
+        # Nobody else takes it out: a message from this memory would keep it alive, and
+        # the slot is not reserved again before.
+        if self._reserved.pop(address, None) is not None:
+            self._unused.append(where)
+
     def _slot(self, num_bytes: int, common: CommonMemory | None = None) -> Slot | None:
         # Bounded, as a `__del__` that sends may be run inside of it, by this thread.
         if not self._lock.acquire(True, _LOCK_TIMEOUT_S):
@@ -178,6 +233,8 @@ class SharedMemory:
         reason = "its bound is reached"
         try:
             slot = None
+            while self._unused:
+                self._outgoing.take_back(self._unused.popleft())
             if not self._is_closed:
                 slot = self._found(num_bytes, common)
         except OSError as error:
@@ -277,6 +334,10 @@ class SharedMemory:
         self._outgoing.close()
         self._incoming.close()
         self._channel.close()
+
+
+def _address(buffer: Buffer) -> int:
+    return np.frombuffer(buffer, np.uint8).ctypes.data
 
 
 def received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -18,6 +18,8 @@ import threading
 import time
 from collections import deque
 
+import numpy as np
+
 from replicator.base.host.forks import register_fork_drop
 from replicator.base.types import PyTree
 from replicator.errors import (
@@ -123,6 +125,12 @@ class UnixConnection:
         else:
             self._send_bytes(frame_without_buffers(kind, call_id, head), timeout_s)
         return num_bytes
+
+    def memory(self, num_bytes: int) -> np.ndarray | None:
+        """Return shared memory for the long arrays of one message. See `Connection`."""
+        if self._shared is None or num_bytes < SHARED_FROM_BYTES:
+            return None
+        return self._shared.reserve(num_bytes)
 
     def receive(self, *, timeout_s: float | None) -> Message:
         """Return the next message. See `Connection`."""

@@ -137,6 +137,87 @@ def test_a_slot_is_not_reused_while_anything_of_it_is_seen(pair):
         assert (np.asarray(seen) == number).all()
 
 
+def test_reserved_memory_is_sent_from_where_it_is(pair):
+    memory = pair.sender.reserve(SIZE)
+    memory[:] = 5
+    where = pair.sender.place(lay_out([memoryview(memory[: SIZE // 2])]))
+    view = pair.receiver.open(where, SIZE // 2)
+    assert (view == 5).all()
+    memory[:] = 6
+    assert (view == 6).all()
+
+
+def test_what_is_not_in_reserved_memory_is_copied_behind_it(pair):
+    memory = pair.sender.reserve(SIZE)
+    memory[:100_000] = 5
+    layout = lay_out([memoryview(memory[:100_000]), memoryview(b"7" * 10_000)])
+    view = pair.receiver.open(pair.sender.place(layout), layout.num_bytes)
+    assert (view[:100_000] == 5).all()
+    assert bytes(view[layout.offsets[1] :]) == b"7" * 10_000
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda memory: [memory[64:50_000]],
+        lambda memory: [memory[100_000:], memory[:100_000]],
+        lambda memory: [memory[:50_000], memory[50_000:]],
+        lambda memory: [memory[:50_000], memory[:100_000]],
+        lambda memory: [memory[:50_000], np.full(SIZE, 7, np.uint8)],
+    ],
+    ids=["not its start", "another order", "not aligned", "twice", "too much"],
+)
+def test_reserved_memory_that_is_sent_otherwise_is_copied(pair, parts):
+    memory = pair.sender.reserve(SIZE)
+    memory[:] = np.arange(SIZE) % 251
+    due = parts(memory)
+    layout = lay_out([memoryview(part) for part in due])
+    view = pair.receiver.open(pair.sender.place(layout), layout.num_bytes)
+    for start, part in zip(layout.offsets, due, strict=True):
+        assert (view[start : start + len(part)] == part).all()
+
+
+def test_reserved_memory_that_is_sent_again_is_copied(pair):
+    memory = pair.sender.reserve(SIZE)
+    memory[:] = 5
+    first, second = (pair.sender.place(lay_out([memory.data])) for _ in range(2))
+    assert first != second
+    assert (pair.receiver.open(second, SIZE) == 5).all()
+
+
+def test_reserved_memory_that_is_not_sent_is_free_again(pair):
+    for _ in range(200):
+        pair.sender.reserve(MIB)[:] = 1
+    assert pair.num_bytes == 16 * MIB
+    assert len(pair.sender._outgoing._lent) == 1
+
+
+@pytest.mark.parametrize("others", [0, 40], ids=["few lent", "many lent"])
+def test_reserved_memory_is_not_written_while_it_is_seen_here(pair, others):
+    kept = [pair.pass_on(1, 40_000) for _ in range(others)]
+    array = np.ndarray((2, SIZE // 2), np.uint8, pair.sender.reserve(SIZE))
+    array[:] = 5
+    where = pair.sender.place(lay_out([memoryview(array.reshape(-1))]))
+    pair.receiver.open(where, SIZE)  # and is dropped
+    for _ in range(30):
+        pair.place(7)
+    seen = array[1, 5:]
+    del array
+    for _ in range(30):
+        pair.place(7)
+    assert (seen == 5).all()
+    del seen
+    assert where[:2] in {pair.place(7)[:2] for _ in range(30)}
+    assert len(kept) == others
+
+
+def test_reserved_memory_outlives_its_connection():
+    with sharing() as pair:
+        memory = pair.sender.reserve(SIZE)
+    memory[:] = 5
+    assert (memory == 5).all()
+
+
 def test_a_slot_is_reused_as_soon_as_nobody_sees_it(pair):
     first = pair.place(1)
     view = pair.receiver.open(first, SIZE)
