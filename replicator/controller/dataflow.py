@@ -1,5 +1,6 @@
 """Dataflows: traced and planned, to be called, printed and drawn."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from replicator.base.types import PyTree
 from replicator.controller.islands.protocol import Drop
 from replicator.controller.scheduling.planned import Plan
 from replicator.controller.tracing.groups import Grouped, variables
-from replicator.controller.tracing.trace import Functions, Traced, op_of
+from replicator.controller.tracing.trace import Functions, Traced, op_of, shape_of
 from replicator.engine.analysis.source_lines import user_line
 from replicator.errors import ArgumentError
 from replicator.monitoring.drawing.graph import Graph, GraphEdge, Vertex
@@ -79,6 +80,11 @@ class Dataflow:
         """
         self._plan = self._current(self._plan)
         return self._plan
+
+    @functools.cached_property
+    def result_shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """Shape and dtype of each result."""
+        return list(map(shape_of, self._traced.closed.jaxpr.outvars))
 
     @property
     def moved_bytes(self) -> int:

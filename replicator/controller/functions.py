@@ -127,7 +127,7 @@ class Function:
                 )
             self._check("in_specs", self._in_specs, args)
             return self._traced(*args)
-        if any(not isinstance(x, Future) and isinstance(x, Tracer) for x in leaves):
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
             raise ArgumentError(
                 f"op `{self._label}` must be called by a dataflow of its own `pw`, got "
                 "a call that JAX traces outside of one. Decorate the function that "

@@ -1,8 +1,8 @@
 """Futures: results of dataflows, which wait when they are read."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,6 @@ from replicator.errors import ArgumentError
 # The operators of an array, each by `__array_ufunc__`; typed as their base is not.
 _MOST_RUNS = 64
 _Operators: type = object if TYPE_CHECKING else np.lib.mixins.NDArrayOperatorsMixin
-
-
-class Look(NamedTuple):
-    """What a dataflow is traced for, of one leaf of its arguments."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    is_weak: bool
-    slice: str | None
-    layout: SliceLayout | None
 
 
 class Pending:
@@ -63,18 +53,6 @@ class ClientRecord:
         self.has_left = False
 
 
-class ResultKeeper(Protocol):
-    """What futures need of the scheduler."""
-
-    def drop(self, key: Key) -> None:
-        """Take it that nobody refers to a result any more."""
-        ...
-
-    def ask(self, island: Island, keys: Sequence[Key]) -> None:
-        """Have values come when they are computed, asked for behind their runs."""
-        ...
-
-
 class Future(_Operators):
     """An array that a dataflow computes, on a slice; printing or converting it waits.
 
@@ -95,26 +73,28 @@ class Future(_Operators):
         *,
         island: Island,
         key: Key,
-        keeper: ResultKeeper,
+        drop: Callable[[Key], None],
         client: ClientRecord,
         pending: Pending,
         on: Slice,
-        look: Look,
+        layout: SliceLayout,
+        aval: jax.ShapeDtypeStruct,
     ) -> None:
         self._island = island
         self._key = key
-        self._keeper = keeper
+        self._drop = drop
         self._client = client
         self._pending = pending
-        self._look = look
+        self._layout = layout
+        self._is_weak = aval.weak_type
         self._donated_to = ""
         self.slice = on
-        self.shape = look.shape
-        self.dtype = look.dtype
+        self.shape: tuple[int, ...] = aval.shape
+        self.dtype = aval.dtype
 
     def __del__(self) -> None:
         """Free its memory, after the ops that take it."""
-        self._keeper.drop(self._key)
+        self._drop(self._key)
 
     @property
     def ndim(self) -> int:
@@ -254,14 +234,13 @@ def ask(futures: Iterable[Future]) -> None:
     Raises:
       ArgumentError: An op took the memory of one, or its client or slice is gone.
     """
-    asked: dict[tuple[ResultKeeper, Island], list[Key]] = {}
+    by_island: dict[Island, list[Key]] = {}
     for future in futures:
         future._check()
         if not future.done():
-            where = future._keeper, future._island
-            asked.setdefault(where, []).append(future._key)
-    for (keeper, island), keys in asked.items():
-        keeper.ask(island, keys)
+            by_island.setdefault(future._island, []).append(future._key)
+    for island, keys in by_island.items():
+        island.ask(keys)
 
 
 def read(tree: PyTree) -> PyTree:

@@ -18,7 +18,6 @@ from replicator.controller.computations import (
     of_host,
     reshard,
 )
-from replicator.controller.future import Look
 from replicator.controller.islands.protocol import (
     Call,
     Computation,
@@ -166,7 +165,6 @@ class _Planner:
             inputs=self._inputs,
             puts=self._puts,
             outputs=outputs,
-            looks=list(map(_look, outputs, self._closed.jaxpr.outvars)),
             donated=frozenset(self._donated),
             behind=behind(steps, {held.number for held in outputs}),
             moved_bytes=self._moved_bytes,
@@ -351,11 +349,6 @@ class _Planner:
                 )
             return True
         return False
-
-
-def _look(held: PlannedValue, atom: core.Var | core.Literal) -> Look:
-    of = shape_of(atom)
-    return Look(of.shape, of.dtype, of.weak_type, held.slice.name, held.layout)
 
 
 def _devices(slice_: Slice) -> str:

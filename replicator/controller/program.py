@@ -1,7 +1,7 @@
 """Functions as dataflows: what `pw.program` returns."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax import core
@@ -9,7 +9,18 @@ from jax import core
 from replicator.base.types import PyTree
 from replicator.controller.dataflow import Dataflow
 from replicator.controller.functions import Function, name_of
+from replicator.controller.layouts import SliceLayout
 from replicator.errors import check_function
+
+
+class Look(NamedTuple):
+    """What a dataflow is traced for, of one leaf of the arguments."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    is_weak: bool
+    slice: str | None
+    layout: SliceLayout | None
 
 
 class Tracer(Protocol):

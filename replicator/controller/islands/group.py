@@ -123,7 +123,7 @@ class GroupIsland:
         for number, part in parts.items():
             values = {n: v for n, v in message.values.items() if n in part.outputs}
             self._members[number].submit(
-                message._replace(order_list=part, values=values)
+                dataclasses.replace(message, order_list=part, values=values)
             )
 
     def ask(self, keys: Sequence[Key]) -> None:

@@ -11,7 +11,7 @@ Values are named by keys: the number of the run and of the value in its dataflow
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -188,7 +188,8 @@ class OrderList:
         return frozenset(each[0] for each in taken if awaited.isdisjoint(each))
 
 
-class IslandMessage(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class IslandMessage:
     """What an island does for one run of a dataflow.
 
     Attributes:

@@ -1,7 +1,7 @@
 """What the scheduler is told, and what it does: plain data."""
 
+import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from replicator.controller.islands.protocol import Key
@@ -15,7 +15,8 @@ class PlacedResult(NamedTuple):
     size_bytes: int
 
 
-class QueuedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class QueuedRun:
     """What is decided by, of a run.
 
     Attributes:
@@ -34,9 +35,9 @@ class QueuedRun(NamedTuple):
     ops: Mapping[str, int]
     takes: frozenset[Key] = frozenset()
     donates: frozenset[Key] = frozenset()
-    makes: Mapping[Key, PlacedResult] = MappingProxyType({})
-    most_bytes: Mapping[str, int] = MappingProxyType({})
-    limits: Mapping[str, int] = MappingProxyType({})
+    makes: Mapping[Key, PlacedResult] = dataclasses.field(default_factory=dict)
+    most_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class ClientJoined(NamedTuple):

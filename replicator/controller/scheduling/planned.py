@@ -5,7 +5,6 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from replicator.controller.future import Look
 from replicator.controller.islands.protocol import (
     Call,
     Drop,
@@ -60,7 +59,6 @@ class Plan:
       inputs: By the position of an input that an earlier dataflow made, its number.
       puts: By the position of an input of the host, the numbers of its copies.
       outputs: The results.
-      looks: What a dataflow that takes one of them is traced for.
       donated: Positions of inputs whose memory an op takes.
       behind: By number of a value, the numbers of results that depend on it.
       slices: Slices that it uses, by name.
@@ -73,7 +71,6 @@ class Plan:
     inputs: Mapping[int, int]
     puts: Mapping[int, Sequence[int]]
     outputs: Sequence[PlannedValue]
-    looks: Sequence[Look]
     donated: frozenset[int]
     behind: Mapping[int, frozenset[int]]
     slices: Mapping[str, Slice]

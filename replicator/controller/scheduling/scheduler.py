@@ -6,10 +6,9 @@ takes them out, and is the only one that sends to islands: so a dataflow has its
 on all of them at once, and no two of them see two dataflows in different orders.
 """
 
-import functools
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from replicator.controller.islands.protocol import Island, IslandMessage, Key
 from replicator.controller.runs import Runs
@@ -49,8 +48,9 @@ class Scheduler:
     def __init__(self, runs: Runs, times: OpTimes) -> None:
         self._runs = runs
         self._times = times
-        self._inbox: queue.SimpleQueue[ScheduleEvent | Callable[[], object]]
-        self._inbox = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ScheduleEvent | threading.Event] = (
+            queue.SimpleQueue()
+        )
         self._called: dict[int, CalledRun] = {}
         self._numbers: dict[str, int] = {}
         self._thread: threading.Thread | None = None
@@ -71,10 +71,6 @@ class Scheduler:
     def drop(self, key: Key) -> None:
         """Take it that nobody refers to a result any more."""
         self._inbox.put(FutureDropped(key))
-
-    def ask(self, island: Island, keys: Sequence[Key]) -> None:
-        """Have values come when they are computed, asked for behind their runs."""
-        self._inbox.put(functools.partial(island.ask, keys))
 
     def submit(self, run: QueuedRun, called: CalledRun) -> None:
         """Take a run; those of one client, and what runs take, come in their order."""
@@ -103,7 +99,7 @@ class Scheduler:
     def settle(self) -> None:
         """Wait until all is done that ops which ended and futures left to do."""
         settled = threading.Event()
-        self._inbox.put(settled.set)
+        self._inbox.put(settled)
         while self._thread is not None and self._thread.is_alive():
             if settled.wait(0.1):
                 return
@@ -117,8 +113,8 @@ class Scheduler:
     def _work(self, state: ScheduleState) -> None:
         while not (state.is_closing and state.is_done):
             event = self._inbox.get()
-            if callable(event):
-                event()
+            if isinstance(event, threading.Event):
+                event.set()
                 continue
             for action in decide(state, event):
                 self._do(action)

@@ -10,8 +10,9 @@ from replicator.base.host.clock import SystemClock
 from replicator.base.out_of_memory import readable
 from replicator.controller.arguments import check_leaves
 from replicator.controller.dataflow import Dataflow
-from replicator.controller.future import ClientRecord, Future, Look, Pending
+from replicator.controller.future import ClientRecord, Future, Pending
 from replicator.controller.islands.protocol import Island, Key
+from replicator.controller.program import Look
 from replicator.controller.runs import Runs
 from replicator.controller.scheduling.called_run import CalledRun
 from replicator.controller.scheduling.events import (
@@ -149,17 +150,18 @@ class Submissions:
         run = self._runs.start(
             planned.behind, results, called.taken, submit, client.room
         )
-        for value, look in zip(planned.outputs, planned.looks, strict=True):
+        for value, aval in zip(planned.outputs, dataflow.result_shapes, strict=True):
             # A result that is an argument, or another result, is the same future.
             if value.number not in futures:
                 futures[value.number] = Future(
                     island=self._islands[planned.homes[value.slice.name]],
                     key=(run, value.number),
-                    keeper=self._scheduler,
+                    drop=self._scheduler.drop,
                     client=client,
                     pending=results[value.number],
                     on=value.slice,
-                    look=look,
+                    layout=value.layout,
+                    aval=aval,
                 )
         return [futures[value.number] for value in planned.outputs]
 
@@ -174,7 +176,8 @@ class Submissions:
                 f"{leaf.slice}. Pass its `result()`."
             )
         leaf._check_usable()
-        return leaf._look
+        name, layout = leaf.slice.name, leaf._layout
+        return Look(leaf.shape, leaf.dtype, leaf._is_weak, name, layout)
 
     def check_open(self) -> None:
         """Refuse calls after the end."""

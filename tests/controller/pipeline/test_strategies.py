@@ -108,7 +108,7 @@ def test_a_state_lies_in_the_same_pieces_after_an_update(pw):
     pipe = pipeline(pw, strategies.fsdp(**SMALL))
     state = pipe.init(PARAMS)
     leaves = jax.tree.leaves(state.params)
-    assert {each._look.layout.spec[0] for each in leaves} == {"shard"}
+    assert {each._layout.spec[0] for each in leaves} == {"shard"}
     after = pipe(state, X, LABELS).state
     assert pipe.dataflow(after, X, LABELS) is pipe.dataflow(state, X, LABELS)
 
