@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from replicator.base import tracebacks
 from replicator.base.host.compilation_cache import enable_compilation_cache
-from replicator.base.host.fake_devices import size_cpu_pool
+from replicator.base.host.fake_devices import asked_cpu_devices, size_cpu_pool
 from replicator.base.mesh import replica_mesh
 from replicator.base.method_functions import as_function
 from replicator.base.types import Dataset, Device, InitFn, Key, PyTree, StepFn
@@ -102,7 +102,7 @@ class Replicator:
         optimizers.check_reduction(reduction)
         check_flags(compilation_cache=compilation_cache)
         require_joined()
-        size_cpu_pool()
+        size_cpu_pool(asked_cpu_devices())
         if compilation_cache:
             enable_compilation_cache()
         mesh = replica_mesh(num_replicas, devices=devices)

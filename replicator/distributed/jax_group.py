@@ -11,7 +11,7 @@ import secrets
 
 import jax
 
-from replicator.base.host.fake_devices import size_cpu_pool
+from replicator.base.host.fake_devices import asked_cpu_devices, size_cpu_pool
 from replicator.distributed import coordination
 from replicator.distributed.clusters import Cluster
 from replicator.distributed.launchers.detection import detect
@@ -29,7 +29,8 @@ def configure_cpu() -> None:
       TooLateError: JAX uses CPU devices already, with settings under which they hang.
     """
     if not coordination.backend_has_started():
-        size_cpu_pool()
+        # Those of the other processes meet in collectives, too.
+        size_cpu_pool(max(2, asked_cpu_devices()))
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         return

@@ -44,13 +44,15 @@ def fake_devices(count: int) -> None:
         _check_started(count)
 
 
-def size_cpu_pool(devices: int | None = None) -> None:
+def size_cpu_pool(devices: int) -> None:
     """Give XLA's CPU pool two threads per device; no effect once JAX started.
 
-    Args:
-      devices: Number of devices; by default the number in `XLA_FLAGS`.
+    One device needs none of it, and pays for it: with more threads than cores, small
+    matrix products take up to twice as long.
     """
-    wanted = max(_SMALLEST_POOL, 2 * (devices or _devices_of_xla_flags()))
+    if devices < 2:
+        return
+    wanted = max(_SMALLEST_POOL, 2 * devices)
     if int(os.environ.get("NPROC") or 0) < wanted:
         os.environ["NPROC"] = str(wanted)
 
@@ -66,8 +68,7 @@ def obey_environment() -> None:
     """
     asked = os.environ.get(ENVIRONMENT_VARIABLE)
     if not asked:
-        if _devices_of_xla_flags():
-            size_cpu_pool()
+        size_cpu_pool(_devices_of_xla_flags())
         return
     if not asked.isdecimal() or int(asked) < 1:
         raise ArgumentError(
@@ -75,6 +76,12 @@ def obey_environment() -> None:
             "it to 8, or unset it."
         )
     fake_devices(int(asked))
+
+
+def asked_cpu_devices() -> int:
+    """Return how many CPU devices were asked for, by JAX's own ways, too; else < 1."""
+    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    return max(asked, _devices_of_xla_flags())
 
 
 def _devices_of_xla_flags() -> int:

@@ -165,6 +165,19 @@ print(os.environ["NPROC"])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "pool"), [({}, None), ({"JAX_NUM_CPU_DEVICES": "8"}, 16)]
+)
+def test_a_replicator_sizes_the_pool_for_several_devices_alone(environment, pool):
+    code = """
+import os, replicator
+replicator.Replicator()
+print(os.environ.get("NPROC"))
+"""
+    assert python(code, **environment) == f"{pool}\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "pool"), [(8, 16), (32, 64)])
 def test_importing_sizes_the_pool_for_xlas_own_flag(count, pool):
     code = "import os, replicator; print(os.environ['NPROC'])"
