@@ -43,7 +43,6 @@ _PEERS = flags.DEFINE_multi_enum(
     "peers", ["sb3", "sbx"], ["sb3", "sbx", "none"], "Whom to compare with."
 )
 _WARM = flags.DEFINE_integer("warm", 1_000, "Updates before the window.")
-_REPLICAS = flags.DEFINE_integer("replicas", os.cpu_count() or 1, "Of our learner.")
 _STEPS_PER_CALL = flags.DEFINE_integer("steps_per_call", 8, "Updates in one, of ours.")
 _VENV = flags.DEFINE_string("venv", "runs/control_peers_venv", "Where the peers are.")
 _PACKAGES = "stable-baselines3==2.9.*", "gymnasium[mujoco]==1.4.*", "mujoco==3.17.*"
@@ -108,8 +107,6 @@ def measure_ours(window_s: float) -> dict[str, float]:
         steps_per_call=_STEPS_PER_CALL.value,
         name="sac",
     )
-    # Read by each node's JAX: a replica for each core that the learner may have.
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(_REPLICAS.value)
     with lp.launch(program, "processes") as run:
         client = table.dereference()
         _wait_until_taken(client, _WARM.value)
