@@ -5,8 +5,9 @@
 
 All learn HalfCheetah by networks of 256 × 256 from batches of 256, one update for each
 step of an environment, on all cores. The peers act and learn in turn, in one process,
-with one environment; ours are actors, a replay table and a learner in processes. Each
-runs alone, one after the other; a window begins once all is compiled and learns.
+with one environment; ours are actors, a replay table and a learner in processes, which
+makes eight updates by one call. Each runs alone, one after the other; a window begins
+once all is compiled and learns.
 
 - `sb3_speedup`, `sbx_ratio`: steps a second, each with its update, of ours / of the
   peer. Null where it cannot be installed.

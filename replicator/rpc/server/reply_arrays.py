@@ -18,8 +18,9 @@ def reply_arrays(
     """Return new arrays, not initialised, for the result of the call that runs here.
 
     To another process of this host they are sent from where they are, if they come
-    first in the result, in this order: what is written to them later, the receiver may
-    see. Anywhere else, and outside of a call, they are as those of `np.empty`.
+    first in the result, all of them in this order: what is written to them later, the
+    receiver may see, and one left out may be written over. Anywhere else, and outside
+    of a call, they are as those of `np.empty`.
 
     Args:
       forms: Shape and dtype of each.

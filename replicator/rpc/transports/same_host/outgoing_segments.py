@@ -105,7 +105,7 @@ class Slot:
     writer: Callable[[], object] = _nobody
 
     def is_released(self, board: memoryview) -> bool:
-        """Return whether the receiver, and whoever wrote it here, see it no more."""
+        """Return whether neither the receiver nor anyone here sees it."""
         return board[self.number] == self.uses and self.writer() is None
 
     @property
@@ -174,9 +174,9 @@ class OutgoingSegments:
         return None if slot is None else self._lend(slot, size)
 
     def take_back(self, where: Where) -> None:
-        """Free a slot whose message was not sent."""
+        """Free a slot whose message was not sent, unless it is still seen here."""
         slot = self._lent.get(where.slot)
-        if slot is not None and slot.uses == where.uses:
+        if slot is not None and slot.uses == where.uses and slot.writer() is None:
             self._set_free(slot)
 
     def drop_idle(self, num_bytes: int) -> list[int]:

@@ -221,9 +221,11 @@ class SharedMemory:
 
     def _release(self, address: int, where: Where) -> None:
         """Note that reserved memory died; without a lock, as any line may end here."""
-        # Nobody else takes it out: a message from this memory would keep it alive, and
-        # the slot is not reserved again before.
-        if self._reserved.pop(address, None) is not None:
+        # A message from this memory would keep it alive, and so takes out a later entry
+        # at most: that of another use of the slot.
+        slot = self._reserved.get(address)
+        if slot is not None and slot.uses == where.uses:
+            del self._reserved[address]
             self._unused.append(where)
 
     def _slot(self, num_bytes: int, common: CommonMemory | None = None) -> Slot | None:

@@ -211,6 +211,27 @@ def test_reserved_memory_is_not_written_while_it_is_seen_here(pair, others):
     assert len(kept) == others
 
 
+def test_the_end_of_an_older_use_leaves_a_later_reservation(pair):
+    old = pair.sender.reserve(SIZE)
+    address, where = old.ctypes.data, pair.sender._reserved[old.ctypes.data].where
+    pair.sender.place(lay_out([old.data]))
+    pair.receiver.open(where, SIZE)  # and is dropped
+    del old
+    new = pair.sender.reserve(SIZE)
+    assert new.ctypes.data == address
+    pair.sender._release(address, where)  # late, in another thread
+    assert pair.sender.place(lay_out([new.data])).slot == where.slot
+
+
+def test_reserved_memory_of_a_message_that_was_not_sent_is_not_written(pair):
+    memory = pair.sender.reserve(SIZE)
+    memory[:] = 5
+    pair.sender.take_back(pair.sender.place(lay_out([memory.data])))
+    for _ in range(30):
+        pair.place(7)
+    assert (memory == 5).all()
+
+
 def test_reserved_memory_outlives_its_connection():
     with sharing() as pair:
         memory = pair.sender.reserve(SIZE)
