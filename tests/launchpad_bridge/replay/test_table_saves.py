@@ -354,6 +354,9 @@ def test_rows_of_another_table_are_refused_with_both_forms_and_the_directory(fol
         "Choose another directory",
     ):
         assert text in str(caught.value)
+    uneven = {**rows(2), "reward": np.zeros((2, 3), np.float32)}
+    with pytest.raises(TrajectoryError, match="must have the form of the first ones"):
+        table.insert(uneven, actor="a", version=0)
     insert(table, 2)
     assert sorted(held(table)) == [1, 2]
 
