@@ -323,6 +323,19 @@ def test_saves_that_fail_again_and_again_leave_one_draft(folder):
     assert len(list(folder.glob("rows-*"))) == 1
 
 
+def test_a_checkpoint_from_before_starts_were_saved_goes_on(folder, monkeypatch):
+    counts = lp.ReplayTable._saved_counts
+    before = lambda self: {k: v for k, v in counts(self).items() if k != "start"}  # noqa: E731
+    table = table_in(folder)
+    insert(table, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lp.ReplayTable, "_saved_counts", before)
+        table = again(table, folder)
+        insert(table, 1)
+        table.save()
+    assert again(table, folder).statistics()["inserted"] == 1
+
+
 def test_an_empty_table_can_be_saved(folder):
     table = table_in(folder)
     table.save()
