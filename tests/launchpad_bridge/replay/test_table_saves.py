@@ -323,6 +323,18 @@ def test_saves_that_fail_again_and_again_leave_one_draft(folder):
     assert len(list(folder.glob("rows-*"))) == 1
 
 
+def test_drafts_of_killed_writers_are_deleted_and_not_those_of_others(folder):
+    table = table_in(folder)
+    for name in ("table.7.draft", "rows-000000.7.draft", ".mine"):
+        (folder / name).touch()
+    table = again(table, folder)
+    (folder / "table.8.draft").touch()
+    table.save()
+    left = {path.name for path in folder.iterdir()}
+    assert not any(name.endswith("draft") for name in left)
+    assert {"table", ".mine"} <= left
+
+
 def test_a_checkpoint_from_before_starts_were_saved_goes_on(folder, monkeypatch):
     counts = lp.ReplayTable._saved_counts
     before = lambda self: {k: v for k, v in counts(self).items() if k != "start"}  # noqa: E731
