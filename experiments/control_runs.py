@@ -18,6 +18,7 @@ sitting; `steps_per_s` of environments.
 
 import dataclasses
 import functools
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -363,12 +364,18 @@ def _least_capacity(config: Any) -> tuple[int, str]:
     """Return the least number of transitions that a table can hold, and why."""
     if config.scale == "anakin":
         return config.environments * config.unroll_length, "the transitions of a turn"
-    is_program = config.scale == "program"
-    calls = agent_program.SAMPLES_PER_CALL if is_program else config.steps_per_call
-    sample = config.batch_size * calls
-    if sample > config.least:
-        return sample, f"a sample of {calls} batches"
-    return config.least, "that of `--least`"
+    calls, acting_at_once = config.steps_per_call, config.environments
+    if config.scale == "program":
+        calls = agent_program.SAMPLES_PER_CALL
+        acting_at_once //= config.actors
+    # Of the unroll before, n - 1 steps wait, for transitions that end in this one.
+    unrolled = acting_at_once * (config.unroll_length + config.n - 1)
+    bounds = [
+        (config.least, "that of `--least`"),
+        (config.batch_size * calls, f"a sample of {calls} batches"),
+        (unrolled, "the transitions of an unroll"),
+    ]
+    return max(bounds, key=operator.itemgetter(0))
 
 
 def _updates_per_step(config: Any) -> float:

@@ -79,6 +79,7 @@ def sit(
         init_fn=agent.init_fn, seed=seed, display=False, **session
     ) as opened:
         begun = opened.steps_done
+        unrolls = begun // session.get("steps_per_call", 1)
         player = Player(
             environment=environment,
             act=acting.LocalInference(agent.policy, seed=seed, index=0),
@@ -87,7 +88,7 @@ def sit(
                 environment,
                 agent.initial_core,
                 seed=acting.environment_seed(seed, begun),
-                steps=begun * unroll_length,
+                steps=unrolls * unroll_length,
             ),
             unroll_length=unroll_length,
             returns=Returns(folder, updates=begun),

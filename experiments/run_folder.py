@@ -50,7 +50,7 @@ def claim(
     if not _saved(directory):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Of a run with other settings, or of which nothing else is left.
-        shutil.rmtree(rows_of(directory), ignore_errors=True)
+        _remove_rows(directory)
         own = {each.name: getattr(config, each.name) for each in fields}
         Disk().replace_file(path, json.dumps(own, indent=1).encode())
         return
@@ -102,9 +102,16 @@ def last_saved(directory: str | os.PathLike[str]) -> int:
 
 def release(directory: str | os.PathLike[str]) -> None:
     """Let the next run in a folder begin anew: this one ended, and was reported."""
-    for folder in (checkpoints_of(directory), rows_of(directory)):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(checkpoints_of(directory), ignore_errors=True)
+    _remove_rows(directory)
     (Path(directory) / _NAME).unlink(missing_ok=True)
+
+
+def _remove_rows(directory: str | os.PathLike[str]) -> None:
+    """Remove the rows of a replay table; another folder of that name stays."""
+    rows = rows_of(directory)
+    if (rows / "table").is_file():
+        shutil.rmtree(rows, ignore_errors=True)
 
 
 def _saved(directory: str | os.PathLike[str]) -> list[int]:

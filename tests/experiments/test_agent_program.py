@@ -64,9 +64,10 @@ def test_a_replay_table_that_is_killed_comes_back_with_its_rows(tmp_path):
         table = handle.dereference()
         rows = jax.tree.map(np.asarray, batch_of(20)["trajectories"])
         table.insert(rows, actor="actor/0", version=0)
-        saved = counts_once(run, table, lambda counts: counts["taken"] > 0)
+        counts_once(run, table, lambda counts: counts["taken"] > 0)
         table.save()
         os.kill(launcher.started["replay"].pid, signal.SIGKILL)
+        saved = counts_once(run, table, lambda counts: True, attempt=1)
         goes_on = lambda counts: counts["taken"] > saved["taken"]  # noqa: E731
         found = counts_once(run, table, goes_on, attempt=1)
         run.stop_and_wait()

@@ -45,9 +45,17 @@ def test_an_agent_runs_as_anakin_with_the_flags_of_its_own(module):
             {"batch_size": 8},
             "at least 2000, that of `--least`, got 1000. Use 8000",
         ),
+        (
+            {"environments": 400, "batch_size": 8},
+            "at least 4000, the transitions of an unroll, got 1000",
+        ),
+        (
+            {"environments": 800, "scale": "program"},
+            "at least 4000, the transitions of an unroll, got 1000",
+        ),
     ],
 )
-def test_a_table_that_cannot_hold_a_sample_is_refused(change, message):
+def test_a_table_that_cannot_hold_a_sample_or_an_insert_is_refused(change, message):
     with pytest.raises(ArgumentError, match=message):
         control_runs.check(d4pg_control.Config(capacity=1_000, **change), 4)
 

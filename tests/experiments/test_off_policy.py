@@ -12,7 +12,7 @@ import pytest
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import agent_program, anakin_replay, evaluator, replayed
+from experiments import agent_program, anakin_replay, evaluator, in_turn, replayed
 from experiments.environments import control, pendulum
 from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
@@ -145,6 +145,35 @@ def test_a_loop_in_one_process_learns_from_its_table():
     counts = table.statistics()
     assert found.updates == 6
     assert (counts["taken"], counts["updated"]) == (48, 48)
+
+
+def test_a_later_sitting_acts_on_from_the_steps_that_were_taken(tmp_path):
+    taken = []
+    batches = jax.tree.map(lambda leaf: leaf[None].repeat(2, 0), batch_of(8))
+
+    def turns(session, player):
+        taken.append(player.state.steps)
+        for update in session.steps():
+            player.follow(session)
+            player.unroll(update)
+            session.step(batches)
+            yield
+        taken.append(player.state.steps)
+
+    for updates in (4, 6):
+        in_turn.sit(
+            replicator.Replicator(1),
+            AGENT,
+            reach(1),
+            turns,
+            step_fn=AGENT.step_fn,
+            steps_per_call=2,
+            steps=updates,
+            unroll_length=3,
+            folder=tmp_path,
+            saved_every_s=1e-6,
+        )
+    assert taken == [0, 6, 6, 9]
 
 
 def pendulums(**changes):

@@ -107,6 +107,7 @@ def rows_in(directory):
     """Leave rows of a replay table in a folder; return where."""
     rows = run_folder.rows_of(directory)
     rows.mkdir()
+    (rows / "table").touch()
     return rows
 
 
@@ -122,6 +123,15 @@ def test_rows_of_a_run_that_saved_nothing_else_are_nobodys(tmp_path):
     rows = rows_in(tmp_path)
     run_folder.claim(tmp_path, Config(), free=FREE)
     assert not rows.exists()
+
+
+def test_a_folder_of_the_user_that_has_the_name_of_the_rows_stays(tmp_path):
+    own = run_folder.rows_of(tmp_path) / "game.txt"
+    own.parent.mkdir()
+    own.touch()
+    run_folder.claim(tmp_path, Config(), free=FREE)
+    run_folder.release(tmp_path)
+    assert own.exists()
 
 
 def other(field):

@@ -135,6 +135,9 @@ class Scheduler:
                     f"be able to start, got {_REMEDIES[action.reason]}."
                 )
                 self._runs.report(action.run, list(lost.plan.behind), error)
+                # No future of theirs is forgotten later, and they may be asked for.
+                for value, at in lost.plan.results.items():
+                    self._islands[at.island].drop((action.run, value))
 
     def _send(self, run: int) -> None:
         called = self._called[run]

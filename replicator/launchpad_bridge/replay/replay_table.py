@@ -368,7 +368,7 @@ class ReplayTable:
             self._limited.begin_with(
                 inserted=counts["inserted"],
                 taken=counts["taken"],
-                start=counts["start"],
+                start=counts.get("start", 0.0),  # older ones have none
                 held=self._rows.held,
             )
 

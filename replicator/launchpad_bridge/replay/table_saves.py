@@ -231,9 +231,10 @@ class TableSaves:
         ]
 
     def _tidy(self, names: Sequence[str]) -> None:
-        """Delete segments that the manifest does not name."""
-        for path in self.directory.glob(f"{_ROWS}*"):
-            if _OURS.fullmatch(path.name) and path.name not in names:
+        """Delete segments that the manifest does not name, and drafts."""
+        for path in self.directory.iterdir():
+            name = _OURS.fullmatch(path.name)
+            if name and name[1] and path.name not in (_MANIFEST, *names):
                 path.unlink(missing_ok=True)
 
 

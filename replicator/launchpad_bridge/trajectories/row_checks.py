@@ -215,18 +215,20 @@ def check_form(
       saved_in: Directory of a checkpoint that the form is from; None for none.
 
     Raises:
-      TrajectoryError: They have another; beside a checkpoint it names both.
+      TrajectoryError: They have another, named beside that of a checkpoint; or leaves
+        of different n.
     """
     try:
         return form.check(trajectories, actor)
     except TrajectoryError as error:
-        if saved_in is None:
+        due = _text(form)
+        # Of one form there is another fault, as leaves of different n.
+        if saved_in is None or (found := _text(form_of(trajectories, actor))) == due:
             raise
-        found = form_of(trajectories, actor)
         raise TrajectoryError(
             f"`trajectories` of {actor} must have the form of those in "
-            f"`checkpoint_dir`, {_text(form)} in {saved_in}, got "
-            f"{_text(found)}. Choose another directory, or insert rows as before."
+            f"`checkpoint_dir`, {due} in {saved_in}, got {found}. Choose another "
+            "directory, or insert rows as before."
         ) from error
 
 

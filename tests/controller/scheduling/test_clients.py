@@ -97,7 +97,10 @@ def test_what_a_client_held_is_freed_when_it_leaves(pw):
     assert record() is None
 
 
-def test_runs_of_a_client_that_leaves_are_cancelled_and_others_go_on(pw):
+def test_runs_of_a_client_that_leaves_are_cancelled_and_others_go_on(pw, monkeypatch):
+    island, dropped = pw._islands["island1"], []
+    drop = island.drop
+    monkeypatch.setattr(island, "drop", lambda key: (dropped.append(key), drop(key)))
     gate = Gate(pw, pw.slice(1, island="island1"))
     with pw.client("erin") as erin:
         double = erin.fn(lambda x: x * 2, gate.fn.slice)
@@ -108,6 +111,9 @@ def test_runs_of_a_client_that_leaves_are_cancelled_and_others_go_on(pw):
     try:
         with pytest.raises(ArgumentError, match="must be able to start, got a client"):
             behind.result(60)
+        pw._submissions.settle()
+        # A process that was asked for them waits for them no longer.
+        assert {waits._key, behind._key} <= {*dropped}
     finally:
         gate.event.set()
     assert values(held[-1]) == [1.0, 1.0]

@@ -323,6 +323,31 @@ def test_saves_that_fail_again_and_again_leave_one_draft(folder):
     assert len(list(folder.glob("rows-*"))) == 1
 
 
+def test_drafts_of_killed_writers_are_deleted_and_not_those_of_others(folder):
+    table = table_in(folder)
+    for name in ("table.7.draft", "rows-000000.7.draft", ".mine"):
+        (folder / name).touch()
+    table = again(table, folder)
+    (folder / "table.8.draft").touch()
+    table.save()
+    left = {path.name for path in folder.iterdir()}
+    assert not any(name.endswith("draft") for name in left)
+    assert {"table", ".mine"} <= left
+
+
+def test_a_checkpoint_from_before_starts_were_saved_goes_on(folder, monkeypatch):
+    counts = lp.ReplayTable._saved_counts
+    before = lambda self: {k: v for k, v in counts(self).items() if k != "start"}  # noqa: E731
+    table = table_in(folder)
+    insert(table, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lp.ReplayTable, "_saved_counts", before)
+        table = again(table, folder)
+        insert(table, 1)
+        table.save()
+    assert again(table, folder).statistics()["inserted"] == 1
+
+
 def test_an_empty_table_can_be_saved(folder):
     table = table_in(folder)
     table.save()
@@ -354,6 +379,9 @@ def test_rows_of_another_table_are_refused_with_both_forms_and_the_directory(fol
         "Choose another directory",
     ):
         assert text in str(caught.value)
+    uneven = {**rows(2), "reward": np.zeros((2, 3), np.float32)}
+    with pytest.raises(TrajectoryError, match="must have the form of the first ones"):
+        table.insert(uneven, actor="a", version=0)
     insert(table, 2)
     assert sorted(held(table)) == [1, 2]
 

@@ -9,6 +9,7 @@ the table answers, so a killed process loses none. A host that loses power loses
 of the last file at most: a file is durable before the next one is begun.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -190,9 +191,11 @@ class TurnJournal:
         return sorted(found)
 
     def _end_file(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        file, self._open = self._open, None
+        if file is not None:
+            # Raises again after a write that failed; what was whole was flushed.
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def _parts(path: Path) -> Iterator[tuple[Part, int]]:

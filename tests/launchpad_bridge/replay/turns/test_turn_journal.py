@@ -1,5 +1,7 @@
 """The journal leads back to each batch, wherever its writer was killed."""
 
+import errno
+import io
 import shutil
 
 import numpy as np
@@ -229,14 +231,26 @@ def test_after_a_write_that_failed_it_goes_on_from_the_disk(
             step(rows)
     with pytest.raises(TableRestartedError, match="after a write that failed"):
         step(rows)
-    rows.go_back(cut_at(5))
+    rows.go_back(cut_at(5))  # whose file cannot be closed without room, either
     assert [step(rows) for _ in range(5, BATCHES)] == batches[5:]
 
 
+class FullDisk(io.RawIOBase):
+    """A file that no byte can be written to."""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, "no room")
+
+
 def half_written(journal, part):
-    journal._open.write(b"half")
+    with journal._open as file:
+        file.write(b"half")
+    journal._open = io.BufferedWriter(FullDisk())
+    journal._open.write(b"more")
     journal._open.flush()
-    raise OSError("no room")
 
 
 def test_a_cut_of_another_run_is_refused(written, tmp_path, open_in):
