@@ -31,7 +31,11 @@ from replicator.launchpad_bridge.acting.environments import (
     VectorEnvironment,
 )
 from replicator.launchpad_bridge.acting.inference import RemoteInference
-from replicator.launchpad_bridge.acting.items import Items
+from replicator.launchpad_bridge.acting.items import (
+    Items,
+    joined_rows,
+    split_rows,
+)
 from replicator.launchpad_bridge.acting.local_inference import Policy
 from replicator.launchpad_bridge.acting.pulled_inference import PulledInference
 from replicator.launchpad_bridge.acting.snapshots import pack, unpack
@@ -121,7 +125,9 @@ class Actor:
             whose seed follows from seed, index and number: then environments need no
             snapshots, and trajectories do not overlap.
           items: `n_step` or `sequences`: makes the rows that are inserted, for a replay
-            table. None inserts the trajectories themselves.
+            table. Where that gives turns, an actor unrolls until it has the rows of
+            one; what is left over waits for the next, and has that one's version. None
+            inserts the trajectories themselves.
 
         Raises:
           ArgumentError: An argument breaks its rule; or it is deterministic, and cannot
@@ -174,7 +180,8 @@ class Actor:
             else RemoteInference(inference, self._waiting, seed=seed, index=index)
         )
         self._acting: Acting | None = None
-        self._held: Any = None  # steps of `_acting` that wait to become items
+        self._steps: Any = None  # of `_acting` that wait to become items
+        self._rows: PyTree = None  # items that wait for a turn to be full
         self._episodes: list[float] = []  # that ended since the last insert
         self._refusals = 0
         self._number = 0  # of the turn that `_acting` is ready for
@@ -227,10 +234,14 @@ class Actor:
         turn = self._ask_turn()
         while not stop.is_set() and not self._has_enough():
             turn = self._inference.ready_for(turn, self._ask_turn)
-            unrolled = self._unroll(turn)
-            if unrolled is None:
-                return
-            turn = self._insert(unrolled, turn)
+            self._be_at(turn)
+            if not self._due(turn):
+                unrolled = self._unroll()
+                if unrolled is None:
+                    return
+                self._add(unrolled)
+            if due := self._due(turn):  # else the next unroll belongs to it, too
+                turn = self._insert(turn, due)
 
     def _has_enough(self) -> bool:
         most = self._most_episodes
@@ -247,11 +258,20 @@ class Actor:
             )
         return turn
 
-    def _unroll(self, turn: ActorTurn) -> Unrolled | None:
+    def _be_at(self, turn: ActorTurn) -> None:
         number = self._number if turn.number is None else turn.number
         if self._acting is None or number != self._number or self._begins_anew:
             self._go_to(number, turn.snapshot)
-        assert self._acting is not None
+
+    def _due(self, turn: ActorTurn) -> int:
+        """Return how many of the rows that wait are inserted now; 0 for none yet."""
+        size = 0 if self._rows is None else len(self._rows["reward"])
+        if turn.rows is None or self._items is None or self._begins_anew:
+            return size  # those left over are in the snapshot, if there is one
+        return turn.rows if size >= turn.rows else 0
+
+    def _unroll(self) -> Unrolled | None:
+        assert self._acting is not None, "`_be_at` was called"
         return unroll(
             self._environment,
             self._inference,
@@ -260,17 +280,27 @@ class Actor:
             is_stopped=self._waiting.stop.is_set,
         )
 
+    def _add(self, unrolled: Unrolled) -> None:
+        self._acting = unrolled.acting
+        self._counts["steps"] += self._environment.size * self._length
+        self._counts["episodes"] += len(unrolled.episodes)
+        self._episodes += unrolled.episodes
+        rows: Any = unrolled.trajectories
+        if self._items is not None:
+            rows, self._steps = self._items(rows, self._steps, ends=self._begins_anew)
+        self._rows = joined_rows(self._rows, rows)
+
     def _go_to(self, number: int, snapshot: bytes | None) -> None:
         """Go to the beginning of a turn: begin anew, or restore a snapshot."""
         if self._begins_anew:
             snapshot = None
         goes_back = self._acting is not None or snapshot is not None
         self._counts["restored"] += goes_back and self._number != number
-        self._held = None
+        self._steps = self._rows = None
         if snapshot is not None:
             packed: Any = snapshot
             if self._items is not None:
-                packed, self._held = unpack(snapshot)
+                packed, self._steps, self._rows = unpack(snapshot)
             self._acting = unpack_acting(self._environment, self._initial_core, packed)
         else:
             if number > 0 and self._is_deterministic and not self._begins_anew:
@@ -300,17 +330,8 @@ class Actor:
             self._inference.reseed(self._start)
         return self._start
 
-    def _insert(self, unrolled: Unrolled, turn: ActorTurn) -> ActorTurn:
-        self._acting = unrolled.acting
-        self._counts["steps"] += self._environment.size * self._length
-        self._counts["episodes"] += len(unrolled.episodes)
-        self._episodes += unrolled.episodes
-        rows: Any = unrolled.trajectories
-        if self._items is not None:
-            rows, self._held = self._items(rows, self._held, ends=self._begins_anew)
-            if rows is None:
-                return turn  # the next unroll belongs to it, too
-        size = len(rows["reward"])
+    def _insert(self, turn: ActorTurn, size: int) -> ActorTurn:
+        rows, self._rows = split_rows(self._rows, size)
         self._number += 1
         try:
             turn = self._inserted(rows, turn)
@@ -350,7 +371,9 @@ class Actor:
     def _snapshot(self) -> bytes:
         assert self._acting is not None, "an unroll has ended"
         packed = pack_acting(self._environment, self._acting)
-        return packed if self._items is None else pack((packed, self._held))
+        if self._items is None:
+            return packed
+        return pack((packed, self._steps, self._rows))
 
     def _refused(self, size: int, error: TrajectoryError) -> None:
         self._counts["refused"] += size

@@ -181,6 +181,24 @@ def sequences(*, length: int, overlap: int = 0) -> Items:
     )
 
 
+def joined_rows(rows: PyTree, new: PyTree) -> PyTree:
+    """Return rows and those after them, leaves [items, ...]; None is no rows."""
+    if rows is None or new is None:
+        return new if rows is None else rows
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), rows, new)
+
+
+def split_rows(rows: PyTree, count: int) -> tuple[PyTree, PyTree]:
+    """Return the first rows, and those after them, None if there are none.
+
+    >>> split_rows({"reward": np.arange(3)}, 2)
+    ({'reward': array([0, 1])}, {'reward': array([2])})
+    """
+    first = jax.tree.map(lambda leaf: leaf[:count], rows)
+    rest = jax.tree.map(lambda leaf: leaf[count:], rows)
+    return first, rest if len(jax.tree.leaves(rest)[0]) else None
+
+
 def _ends(last: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return where the window from each step ends, and whether it is whole by then.
 

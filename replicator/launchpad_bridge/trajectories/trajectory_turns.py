@@ -52,7 +52,7 @@ class TrajectoryTurns:
     >>> table = TrajectoryTurns(["a", "b"], batch_size=2, rows_per_turn=1, lag=0)
     >>> table.begin(None)
     >>> table.turn("b")
-    ActorTurn(number=0, version=0, snapshot=None)
+    ActorTurn(number=0, version=0, snapshot=None, rows=1)
     >>> for actor in "b", "a":
     ...     rows = {"reward": np.full((1, 1), ord(actor), np.float32)}
     ...     turn = table.insert(rows, actor=actor, version=0, number=0)
@@ -291,6 +291,7 @@ class TrajectoryTurns:
             number=number,
             version=self._order.version_of(actor, number),
             snapshot=now.snapshot_of(self._order, actor) if with_snapshot else None,
+            rows=self._order.rows_per_turn,
         )
 
     def _wait_until(self, is_ready: Any, call: str) -> None:
@@ -321,7 +322,8 @@ class TrajectoryTurns:
             raise TrajectoryError(
                 "`rows_per_turn` of the table must be the number of rows in each insert"
                 f", got {self._order.rows_per_turn}, and {count} trajectories of "
-                f"{actor}. Use {count}; `items` whose number varies cannot take turns."
+                f"{actor}. Use {count}; where it varies, as that of `items` does, an "
+                "`lp.Actor` without `one_episode_per_trajectory` fills its turns."
             )
         due = self._order.version_of(actor, number)
         if number >= 0 and version == due:

@@ -1,6 +1,7 @@
 """The smallest learner that is a table too, without an order and with one."""
 
 import collections
+import dataclasses
 import threading
 
 import jax
@@ -54,9 +55,9 @@ class LaterTable(FreeTable):
 class TurnTable:
     """Takes the turns of one actor in order; can lose its last ones, and kill."""
 
-    def __init__(self, lag=1):
+    def __init__(self, lag=1, rows=7):
         self.turns, self.snapshots, self.episodes = [], [None], []
-        self.lag = lag
+        self.lag, self.rows = lag, rows  # these count for actors with `items` alone
         self.before = self.after = lambda number: None
 
     def turn(self, actor):
@@ -65,6 +66,7 @@ class TurnTable:
             number=number,
             version=max(0, number - self.lag),
             snapshot=self.snapshots[number],
+            rows=self.rows,
         )
 
     def insert(self, trajectories, *, actor, version, number, snapshot, episodes):
@@ -77,7 +79,7 @@ class TurnTable:
         self.episodes.append(list(episodes))
         self.after(number)
         turn = self.turn(actor)
-        return ActorTurn(number=turn.number, version=turn.version)
+        return dataclasses.replace(turn, snapshot=None)
 
     def forget(self, turns):
         """Go back by so many turns, as a learner to its checkpoint."""

@@ -3,6 +3,8 @@
 import itertools
 import threading
 
+import jax
+import numpy as np
 import pytest
 
 import replicator.launchpad_bridge as lp
@@ -20,6 +22,7 @@ from replicator.launchpad_bridge.acting import (
     LocalInference,
     environment_seed,
     from_gymnasium_envs,
+    n_step,
     start,
     unroll,
 )
@@ -80,7 +83,11 @@ def run_turns(table, turns=TURNS, **options):
     return table
 
 
-ANEW = pytest.mark.parametrize("anew", [False, True])
+WAYS = pytest.mark.parametrize(
+    "options",
+    [{}, {"one_episode_per_trajectory": True}, {"items": n_step(3, discount=0.9)}],
+    ids=["goes on", "begins anew", "items"],
+)
 
 
 def test_trajectories_are_those_of_unrolls_without_a_program():
@@ -95,11 +102,28 @@ def test_trajectories_are_those_of_unrolls_without_a_program():
         acting = unrolled.acting
 
 
-@ANEW
+def test_turns_have_the_rows_that_their_table_asks_for_each_item_once():
+    items = n_step(3, discount=0.9)
+    turns = run_turns(TurnTable(lag=TURNS), items=items).turns
+    assert {len(turn["reward"]) for turn in turns} == {7}
+    environment, act = make(3), LocalInference(policy, seed=1, index=3)
+    acting = start(environment, initial_core, seed=environment_seed(1, 3))
+    act.use(variables_of(0))
+    made, waiting = [], None
+    while sum(len(rows["reward"]) for rows in made) < 7 * TURNS:
+        unrolled = unroll(environment, act, acting, LENGTH)
+        rows, waiting = items(unrolled.trajectories, waiting, ends=False)
+        made.append(rows)
+        acting = unrolled.acting
+    assert len({len(rows["reward"]) for rows in made}) > 1
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts)[: 7 * TURNS], *made)
+    assert equal(jax.tree.map(lambda *parts: np.concatenate(parts), *turns), whole)
+
+
+@WAYS
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("killed_at", range(TURNS - 1))
-def test_a_killed_actor_goes_on_with_the_same_bits(when, killed_at, anew):
-    options = {"one_episode_per_trajectory": anew}
+def test_a_killed_actor_goes_on_with_the_same_bits(when, killed_at, options):
     undisturbed = run_turns(TurnTable(), **options)
     table = TurnTable()
 
@@ -117,10 +141,9 @@ def test_a_killed_actor_goes_on_with_the_same_bits(when, killed_at, anew):
     assert table.episodes == undisturbed.episodes
 
 
-@ANEW
+@WAYS
 @pytest.mark.parametrize("forgotten", [1, 2, 6])
-def test_an_actor_goes_back_with_a_table_that_does(forgotten, anew):
-    options = {"one_episode_per_trajectory": anew}
+def test_an_actor_goes_back_with_a_table_that_does(forgotten, options):
     undisturbed = run_turns(TurnTable(), **options)
     table = TurnTable()
 

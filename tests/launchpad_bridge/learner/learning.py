@@ -47,6 +47,7 @@ def actors(
     turns=False,
     restart=None,
     make=None,
+    items=None,
     label="actor",
 ):
     """Add actors called actor/0, actor/1, ..."""
@@ -62,6 +63,7 @@ def actors(
                 unroll_length=UNROLL,
                 table=table,
                 is_deterministic=turns,
+                items=items,
             )
             program.add_node(node)
 

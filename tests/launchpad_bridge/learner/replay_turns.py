@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import replicator
 import replicator.launchpad_bridge as lp
@@ -20,6 +21,22 @@ def step_fn(state, batch):
     values = errors.sum(axis=1) * (1 + rows["reward"][:, 0])
     values = jnp.where(batch["version"] % 3 == 2, jnp.nan, values)
     return state, metrics | {"priority": replicator.Concat(values)}
+
+
+def transitions_step_fn(state, batch):
+    """Learn from the rows of `n_step`."""
+    rows = batch["trajectories"]
+
+    def loss_fn(params):
+        chance = jax.nn.log_softmax(rows["observation"]["place"] @ params["w"])
+        chosen = jnp.take_along_axis(chance, rows["action"][:, None], axis=1)[:, 0]
+        return -jnp.mean(chosen * (rows["reward"] - 0.5))
+
+    loss, grads = jax.value_and_grad(loss_fn)(state["params"])
+    updates, opt = learning.optimizer.update(grads, state["opt"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    priority = replicator.Concat(0.1 + rows["reward"])
+    return {"params": params, "opt": opt}, {"loss": loss, "priority": priority}
 
 
 def table_options(folder, *, count=2, **options):
@@ -47,6 +64,7 @@ def program_of(
     make=None,
     table=None,
     step_fn=step_fn,
+    items=None,
     **options,
 ):
     """Return a program whose table is a node, of this class, or in the learner."""
@@ -83,5 +101,6 @@ def program_of(
         table=table,
         restart=restart,
         make=make,
+        items=items,
     )
     return program

@@ -9,7 +9,7 @@ import pytest
 
 import replicator.launchpad_bridge as lp
 from replicator.hooks import Hook
-from replicator.launchpad_bridge.acting import from_gymnasium_envs
+from replicator.launchpad_bridge.acting import from_gymnasium_envs, n_step
 from tests.launchpad_bridge.acting.counter import GoesBack
 from tests.launchpad_bridge.learner import learning, replay_turns
 from tests.steps import assert_equal_bits
@@ -126,15 +126,44 @@ def make_dying(index):
     return from_gymnasium_envs([DyingCounter if index else GoesBack] * learning.ENVS)
 
 
-def test_processes_that_are_all_killed_give_the_same_bits(whole, tmp_path):
-    result = learnt(
-        tmp_path,
+def all_killed(folder, **options):
+    """Learn in processes, of which table, learner and an actor are killed once."""
+    return learnt(
+        folder,
         "processes",
         node=DyingTable,
         restart=lp.Restart(attempts=2, backoff_s=0.1),
         make=make_dying,
         hooks=[DyingLearner()],
-        checkpoint_dir=tmp_path / "checkpoints",
+        checkpoint_dir=folder / "checkpoints",
         checkpoint_every=4,
+        **options,
     )
+
+
+def test_processes_that_are_all_killed_give_the_same_bits(whole, tmp_path):
+    result = all_killed(tmp_path)
     assert_equal_bits(result["variables"], whole["variables"])
+
+
+ITEMS = {
+    "items": n_step(3, discount=0.9),
+    "table": {"rows_per_turn": 5, "new_rows_per_batch": 5},
+    "step_fn": replay_turns.transitions_step_fn,
+}
+
+
+@pytest.fixture(scope="module")
+def of_items(tmp_path_factory):
+    return learnt(tmp_path_factory.mktemp("items"), **ITEMS)
+
+
+def test_items_whose_number_varies_give_the_same_bits_over_kills(of_items, tmp_path):
+    result = all_killed(tmp_path, **ITEMS)
+    assert_equal_bits(result["variables"], of_items["variables"])
+
+
+def test_items_whose_number_varies_give_the_same_bits_on_ray(of_items, tmp_path):
+    pytest.importorskip("ray")
+    result = learnt(tmp_path, "ray", node=lp.ReplayTurns, **ITEMS)
+    assert_equal_bits(result["variables"], of_items["variables"])

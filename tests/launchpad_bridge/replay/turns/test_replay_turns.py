@@ -272,7 +272,7 @@ def test_an_insert_of_another_number_of_rows_is_refused_by_name(start):
     rows["reward"] = rows["reward"].astype(np.float32)
     with pytest.raises(TrajectoryError, match="got 1, and 2 trajectories of a") as why:
         program.table.insert(rows, actor="a", version=0, number=turn.number)
-    assert "Use 2; `items` whose number varies cannot take turns" in str(why.value)
+    assert "Use 2; where it varies, as that of `items` does" in str(why.value)
 
 
 @pytest.mark.parametrize(
