@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bars import BARS, BENCHMARKS, Results, missed, module_of
+from benchmarks.bars import BARS, BENCHMARKS, Results, command_of, missed
 
 
 def run_benchmark(
     name: str, arguments: Sequence[str] = ()
 ) -> Mapping[str, float | None] | None:
     """Run one, showing its lines as they come; return its result, None if it broke."""
-    command = [sys.executable, "-u", "-m", module_of(name), *arguments]
+    command = [sys.executable, "-u", "-m", *command_of(name), *arguments]
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None  # it is a pipe

@@ -5,9 +5,15 @@ import sys
 import pytest
 
 from benchmarks import namespaces
-from benchmarks.bars import BARS, BENCHMARKS, module_of
+from benchmarks.bars import BARS, BENCHMARKS, command_of
 from benchmarks.no_hang import run_once
 from benchmarks.runs import ssh_server
+
+CHEETAH = "d4pg_control --env=HalfCheetah-v5 --seeds=1"
+CONTROL = [
+    *("--seeds=1", "--steps=4", "--steps_per_call=2", "--hidden=8", "--least=32"),
+    *("--batch_size=16", "--episodes=1", "--directory="),
+]
 
 TINY = {
     "step_overhead": ["--rounds=2", "--steps=2", "--width=2", "--empty_steps=5"],
@@ -93,10 +99,8 @@ TINY = {
     "ppo_cartpole": [
         *("--seeds=1", "--steps=2", "--hidden=8", "--epochs=1", "--directory="),
     ],
-    "d4pg_control": [
-        *("--seeds=1", "--steps=4", "--steps_per_call=2", "--hidden=8", "--least=32"),
-        *("--batch_size=16", "--episodes=1", "--directory="),
-    ],
+    "d4pg_control": CONTROL,
+    CHEETAH: CONTROL,
     "weights": [],
     "lm": [
         *("--steps=2", "--layers=1", "--width=16", "--heads=2", "--kv_heads=1"),
@@ -175,6 +179,7 @@ EXACT = {
     "accelerator": {"failures": 0, "missing_keys": 0, "platform": "cpu"},
     "ppo_cartpole": {"steps": 2, "scale": "process"},
     "d4pg_control": {"steps": 4, "scale": "process"},
+    CHEETAH: {"steps": 4, "scale": "process"},
     "weights": {"failures": 0, "kinds": 4},
     "lm": {"steps": 2, "devices": 8, "strategy": "fsdp"},
     "imagenet_resnet50": {"damaged": 3, "held_out": 360, "devices": 8},
@@ -206,13 +211,13 @@ TIMEOUT_S = 1200  # for killing a run ten times on a busy machine
     ],
 )
 def test_benchmark_ends_with_its_numbers_as_json(name, tmp_path):
-    if name == "d4pg_control":
+    if name.startswith("d4pg_control"):
         pytest.importorskip("mujoco", reason="jax-replicator[control]")
     if name == "bucket_faults":
         pytest.importorskip("moto")
     if name in ("hosts", "slow_links"):
         skip_without_hosts(tmp_path)
-    command = [sys.executable, "-m", module_of(name), *TINY[name]]
+    command = [sys.executable, "-m", *command_of(name), *TINY[name]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
