@@ -18,6 +18,7 @@ sitting; `steps_per_s` of environments.
 
 import dataclasses
 import functools
+import math
 import operator
 import os
 from collections.abc import Callable
@@ -232,6 +233,8 @@ def run_program(
             "seed": seed,
         },
         items=config.items(),
+        # By one call, as many as a call of the table brings, where they share `steps`.
+        steps_per_call=math.gcd(agent_program.SAMPLES_PER_CALL, config.steps_per_call),
         evaluator=watch,
         directory=None if folder is None else str(folder),
         **seeds.options_of(config, seed),

@@ -53,6 +53,7 @@ def sit(
     turns: Turns,
     *,
     unroll_length: int,
+    updates_per_unroll: int,
     minutes: float = math.inf,
     seed: int = 0,
     folder: Path | None = None,
@@ -67,6 +68,7 @@ def sit(
       environment: Where it acts.
       turns: How it does both.
       unroll_length: Steps of a trajectory.
+      updates_per_unroll: Updates between one unroll and the next.
       minutes: After which the sitting ends.
       seed: Of everything.
       folder: Where returns and checkpoints are kept; None keeps nothing.
@@ -79,7 +81,7 @@ def sit(
         init_fn=agent.init_fn, seed=seed, display=False, **session
     ) as opened:
         begun = opened.steps_done
-        unrolls = begun // session.get("steps_per_call", 1)
+        unrolls = begun // updates_per_unroll
         player = Player(
             environment=environment,
             act=acting.LocalInference(agent.policy, seed=seed, index=0),
@@ -128,7 +130,8 @@ def learn(
             session.after(metrics, examples=batch_size * player.unroll_length)
             yield
 
-    return sit(rep, agent, environment, turns, **options)
+    each = math.ceil(environment.size / batch_size)
+    return sit(rep, agent, environment, turns, updates_per_unroll=each, **options)
 
 
 def cut(trajectories: Any, size: int) -> list[Any]:

@@ -64,8 +64,16 @@ def learn(
             table.update_priorities(taken.keys[known], priorities[known])
             yield
 
-    calls = {"step_fn": agent.step_fn, "steps_per_call": steps_per_call}
-    return in_turn.sit(rep, agent, environment, turns, **calls, **options)
+    return in_turn.sit(
+        rep,
+        agent,
+        environment,
+        turns,
+        updates_per_unroll=steps_per_call,
+        step_fn=agent.step_fn,
+        steps_per_call=steps_per_call,
+        **options,
+    )
 
 
 def batches_of(taken: Any, count: int) -> dict[str, Any]:
