@@ -69,6 +69,8 @@ from replicator.errors import (
     check_count,
 )
 from replicator.hooks import Callback, Hook, StateCallback, every
+from replicator.launchpad_bridge.learner.lifted_step import lifted
+from replicator.launchpad_bridge.learner.trajectory_batches import TrajectoryBatches
 from replicator.launchpad_bridge.trajectories.table import (
     Cut,
     TableRestartedError,
@@ -769,6 +771,34 @@ def one_replay_batch():
         table.insert(rows, actor="actor/0", version=0, number=number)
     table.take(4, timeout_s=60)
     return table
+
+
+def learnt_by_priority(metrics):
+    """Make an update of a learner whose priorities are the metric `error`."""
+    functions = lifted(
+        lambda key: {"a": jnp.ones(())},
+        lambda state, rows: (state, metrics),
+        lambda state: state,
+        earlier=0,
+        priorities="error",
+    )
+    version = np.zeros(16, np.int32)
+    batch = {"trajectories": regression_batch(), "version": version}
+    return run([batch], make=lambda optimizer: functions[:2], steps=1)
+
+
+def priorities_of_a_queue():
+    """Take a batch whose priorities would go back to a table that has no keys."""
+    queue = lp.TrajectoryQueue(capacity=4)
+    insert_rows(queue, 1)
+    batches = TrajectoryBatches(
+        queue,
+        1,
+        is_stopping=lambda: False,
+        reached=lambda version, timeout_s: True,
+        note_keys=print,
+    )
+    return next(batches)
 
 
 def saved_rows(damaged=False):
@@ -2743,6 +2773,20 @@ ROWS = [
         ArgumentError,
         "`items` must make items of unrolls, got 5. Pass `lp.n_step(5, "
         "discount=0.99)` or `lp.sequences(length=80)`.",
+    ),
+    Row(
+        "Priorities of a learner that no metric has",
+        lambda: learnt_by_priority({}),
+        ArgumentError,
+        "`priorities` must name a metric with one number per example, 2 here, got none "
+        "for 'error'. Return `{\"error\": replicator.Concat(values)}`.",
+    ),
+    Row(
+        "Priorities of a learner that go back to a queue",
+        priorities_of_a_queue,
+        ArgumentError,
+        "`priorities` must go back to a replay table, got one whose samples have no "
+        "keys. Use `lp.ReplayTable`, or leave `priorities` out.",
     ),
     Row(
         "A learner in turns whose priorities have no place",

@@ -300,7 +300,8 @@ class Actor:
         if snapshot is not None:
             packed: Any = snapshot
             if self._items is not None:
-                packed, self._steps, self._rows = unpack(snapshot)
+                packed, self._steps, *rows = unpack(snapshot)
+                (self._rows,) = rows or [None]  # older snapshots do not have them
             self._acting = unpack_acting(self._environment, self._initial_core, packed)
         else:
             if number > 0 and self._is_deterministic and not self._begins_anew:

@@ -194,9 +194,10 @@ def split_rows(rows: PyTree, count: int) -> tuple[PyTree, PyTree]:
     >>> split_rows({"reward": np.arange(3)}, 2)
     ({'reward': array([0, 1])}, {'reward': array([2])})
     """
+    if count == len(rows["reward"]):  # as they are: a table names a leaf of other rows
+        return rows, None
     first = jax.tree.map(lambda leaf: leaf[:count], rows)
-    rest = jax.tree.map(lambda leaf: leaf[count:], rows)
-    return first, rest if len(jax.tree.leaves(rest)[0]) else None
+    return first, jax.tree.map(lambda leaf: leaf[count:], rows)
 
 
 def _ends(last: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

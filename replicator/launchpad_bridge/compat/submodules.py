@@ -64,11 +64,13 @@ def _top(*names: str) -> dict[str, Any]:
 def _module(name: str, names: Mapping[str, Any]) -> types.ModuleType:
     module = types.ModuleType(name, "Names of Launchpad, and their objects here.")
     vars(module).update(names)
-    vars(module)["__getattr__"] = _missing(name)
+    vars(module)["__getattr__"] = missing(name)
     return module
 
 
-def _missing(module: str) -> Callable[[str], NoReturn]:
+def missing(module: str) -> Callable[[str], NoReturn]:
+    """Return the `__getattr__` of a module, which refuses a name that it has not."""
+
     def __getattr__(name: str) -> NoReturn:
         raise AttributeError(
             f"`{module}` has no `{name}` here. See `replicator.launchpad_bridge` for "

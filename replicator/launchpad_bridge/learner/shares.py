@@ -34,7 +34,7 @@ class Saves(Every):
 
     Attributes:
       asked: Set to request a checkpoint behind the next batch that is taken.
-      behind: Coming updates behind which one was requested. The thread that reads
+      behind: Coming updates at or behind which one was requested. The thread that reads
         batches adds to it, the one that saves removes from it.
     """
 
@@ -49,9 +49,10 @@ class Saves(Every):
     ) -> tuple[float | None, bool]:
         """Return the state after `event`, and whether it is due."""
         last_s, is_due = super().decide(last_s, event)
-        is_asked = event.step in self.behind
-        self.behind.discard(event.step)
-        return last_s, is_due or is_asked
+        # A call may make several updates.
+        made = {step for step in self.behind.copy() if step <= event.step}
+        self.behind.difference_update(made)
+        return last_s, is_due or bool(made)
 
 
 @rpc.register
@@ -61,7 +62,7 @@ class BatchShare:
 
     Attributes:
       batch: The rows; None if no batch follows.
-      state: Position of the input after it, in the first process.
+      state: Position of the input after it, in the first process, without the cut.
       is_saved: Whether its update must be saved.
     """
 
@@ -112,7 +113,8 @@ class Shares(Iterator[PyTree]):
         if is_saved:
             self._saves.asked.clear()
             self._saves.behind.add(number + 1)
-        state = self._batches.get_state()
+        # The first process saves the cut, which may be large: it has all snapshots.
+        state = {**self._batches.get_state(), "cut": None}
         parts = [
             BatchShare(batch=part, state=state, is_saved=is_saved)
             for part in _cut(batch, self._processes, self._accumulate)

@@ -113,8 +113,9 @@ class HeldRows:
         # Places and keys of rows since the last save; None where there are none.
         self._unsaved: list[np.ndarray] | None = None
         # Keys, sorted, and places of rows of a checkpoint, whose keys are of a table
-        # before this one, and lead to other places.
+        # before this one, and lead to other places; and those that are not sorted yet.
         self._restored = np.zeros((2, 0), np.int64)
+        self._unsorted: list[np.ndarray] = []
 
     @property
     def drawable(self) -> int:
@@ -185,8 +186,7 @@ class HeldRows:
         self.keys[slots] = saved.keys
         if self._left is not None and self._most_times is not None:
             self._left[slots] = np.maximum(self._most_times - saved.times, 1)
-        restored = np.concatenate([self._restored, [saved.keys, slots]], axis=1)
-        self._restored = restored[:, np.argsort(restored[0])]
+        self._unsorted.append(np.array([saved.keys, slots]))
         self._hold(slots, saved.versions, saved.priorities)
 
     def _hold(
@@ -273,6 +273,9 @@ class HeldRows:
     def _slots_of(self, keys: np.ndarray) -> np.ndarray:
         """Return the place that each key may be in."""
         slots = keys & (self._places - 1)
+        if self._unsorted:
+            found = np.concatenate([self._restored, *self._unsorted], axis=1)
+            self._restored, self._unsorted = found[:, np.argsort(found[0])], []
         if self._restored.size:
             is_old = self._is_of_another(keys)
             at = np.searchsorted(self._restored[0], keys[is_old])

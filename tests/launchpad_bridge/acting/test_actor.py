@@ -4,6 +4,7 @@ import itertools
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -202,6 +203,35 @@ def test_variables_that_nobody_keeps_are_an_error_where_the_turn_stays():
 
     with pytest.raises(ArgumentError, match="not kept"):
         turning(Forgetful()).run()
+
+
+class Queue(FreeTable):
+    """A learner whose table is a queue."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = lp.TrajectoryQueue(64)
+
+    def insert(self, trajectories, **options):
+        return self.queue.insert(trajectories, **options)
+
+
+def test_a_core_without_a_row_of_each_environment_is_refused_by_the_table():
+    def layered(variables, observation, first, core, key):
+        return jnp.zeros(len(first), jnp.int32), {}, core
+
+    learner = Queue()
+    counts = Actor(
+        make,
+        layered,
+        lambda n: np.zeros((SIZE + 1, n, 3), np.float32),
+        learner,
+        index=0,
+        unroll_length=LENGTH,
+        episodes=2,
+    ).run()
+    assert counts["refused"] > 0
+    assert learner.queue.statistics()["inserted"] == 0
 
 
 def test_a_turn_without_its_snapshot_is_refused():

@@ -108,6 +108,18 @@ def test_selectors_without_an_equivalent_are_refused(reverb, word, options, mess
         table_of(reverb, **{word: selector})
 
 
+def test_words_without_an_equivalent_are_refused_by_name(reverb):
+    for module, word in (
+        (reverb.selectors, "MaxHeap"),
+        (reverb.rate_limiters, "Queue"),
+        (reverb, "TrajectoryWriter"),
+    ):
+        with pytest.raises(
+            AttributeError, match=rf"`{module.__name__}` has no `{word}"
+        ):
+            getattr(module, word)
+
+
 @pytest.mark.parametrize("bad", [lp.uniform(), "Uniform", None])
 def test_what_is_no_selector_is_refused_where_it_is_written(reverb, bad):
     with pytest.raises(ArgumentError, match="`sampler` must be one of `Uniform"):

@@ -57,23 +57,29 @@ class Noted(lp.ReplayTable):
         return np.array(pairs).T
 
 
-def filled():
-    """Return a table with all rows, each with its number as `id`."""
+def filled(versions=(0,)):
+    """Return a table with all rows, each with its number as `id`; of these versions."""
     table, rng = Noted(ROWS), np.random.default_rng(1)
     rows = {
         "id": np.arange(ROWS, dtype=np.float32),
         "x": rng.normal(size=(ROWS, WIDTH)).astype(np.float32),
         "reward": rng.normal(size=ROWS).astype(np.float32),
     }
-    table.insert(rows, actor="by hand", version=0)
+    size = ROWS // len(versions)
+    for place, version in enumerate(versions):
+        part = slice(place * size, (place + 1) * size)
+        some = {name: leaf[part] for name, leaf in rows.items()}
+        table.insert(some, actor="by hand", version=version)
     return table
 
 
-def program_of(table=None, *, step_fn=step_fn, steps=4, restart=None, **options):
+def program_of(
+    table=None, *, step_fn=step_fn, steps=4, restart=None, versions=(0,), **options
+):
     """Return a program of a learner and its table, a node of its own by default."""
     program = lp.Program("replay")
     if table is None:
-        table = program.add_node(lp.CourierNode(filled), label="table")
+        table = program.add_node(lp.CourierNode(filled, versions), label="table")
     options = {"replicas": 1, "priorities": "priority", "display": False, **options}
     node = lp.ReplicatedLearnerNode(
         step_fn, init_fn, steps=steps, batch_size=8, table=table, **options

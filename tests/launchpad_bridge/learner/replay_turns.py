@@ -9,7 +9,6 @@ import replicator.launchpad_bridge as lp
 from tests.launchpad_bridge.learner import learning
 
 BATCH, LAG, PRIORITY_LAG = 8, 1, 2
-CPU = lp.Resources(env={"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"})
 
 
 def step_fn(state, batch):
@@ -65,6 +64,7 @@ def program_of(
     table=None,
     step_fn=step_fn,
     items=None,
+    devices=2,
     **options,
 ):
     """Return a program whose table is a node, of this class, or in the learner."""
@@ -90,7 +90,9 @@ def program_of(
         learning.init_fn,
         **{"steps": steps, "table": held, **defaults, **options},
     )
-    with program.group("learner", resources=CPU, restart=restart):
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    cpu = lp.Resources(env=environment)
+    with program.group("learner", resources=cpu, restart=restart):
         handle = program.add_node(learner)
     table = held if node else None
     learning.actors(

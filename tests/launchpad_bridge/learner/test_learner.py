@@ -164,8 +164,10 @@ def test_a_stopped_program_leaves_its_learner_saved(tmp_path):
     assert list_steps(tmp_path)[-1] == run.results["learner"]["step"] >= 3
 
 
-def test_somebody_may_ask_for_a_checkpoint(tmp_path):
-    program = program_of(turns=False, steps=None, checkpoint_dir=tmp_path)
+@pytest.mark.parametrize("each", [1, 4])
+def test_somebody_may_ask_for_a_checkpoint(tmp_path, each):
+    options = {"steps_per_call": each, "checkpoint_dir": tmp_path}
+    program = program_of(turns=False, steps=None, **options)
     with lp.launch(program, "threads"):
         client = program.groups["learner"][0].create_handle().dereference()
         assert client.save() in list_steps(tmp_path)

@@ -40,6 +40,13 @@ def test_rows_get_their_priorities_and_the_learner_learns_as_with_one_replica(op
         jax.tree.map(close, one["variables"], result["variables"])
 
 
+def test_a_policy_lag_leaves_out_of_samples_what_is_older_by_then():
+    _, (ids, _) = replay.learnt(versions=(0, 5), max_policy_lag=1)
+    of_updates = ids.reshape(4, 8)
+    assert (of_updates[:2] < replay.ROWS // 2).any()
+    assert (of_updates[2:] >= replay.ROWS // 2).all()
+
+
 def test_hooks_and_records_get_the_mean_of_the_priorities():
     result, (_, values) = alone()
     assert len(values) == 4 * 8

@@ -1,5 +1,6 @@
 """A learner on a replay table of turns gives the same bits, over kills and restarts."""
 
+import functools
 import os
 import signal
 
@@ -109,11 +110,11 @@ class DyingLearner(Hook):
 
 
 class DyingCounter(GoesBack):
-    """Dies at its 20th step."""
+    """Dies at its 15th step."""
 
     def __init__(self):
         super().__init__()
-        self._left = 20
+        self._left = 15
 
     def step(self, action):
         self._left -= 1
@@ -144,6 +145,14 @@ def all_killed(folder, **options):
 def test_processes_that_are_all_killed_give_the_same_bits(whole, tmp_path):
     result = all_killed(tmp_path)
     assert_equal_bits(result["variables"], whole["variables"])
+
+
+@pytest.mark.nightly
+def test_two_processes_learn_what_one_does(whole, tmp_path):
+    options = {"processes": 2, "replicas": 2, "devices": 1}
+    two = learnt(tmp_path, "processes", node=lp.ReplayTurns, **options)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, two["variables"], whole["variables"])
 
 
 ITEMS = {

@@ -232,6 +232,14 @@ def test_under_another_limiter_neither_side_waits_for_ever(folder):
         draw(table, 10)
 
 
+def test_a_checkpoint_does_not_say_how_rows_are_drawn(folder):
+    table = table_in(folder, sampler=lp.fifo())
+    insert(table, 1, 2, priorities=[0.0, 2.0])
+    table.save()
+    table = again(table, folder, sampler=lp.prioritised(1.0))
+    assert ids_of(draw(table, 4)).tolist() == [2, 2, 2, 2]
+
+
 def test_restarts_under_another_limiter_let_no_more_rows_pass(folder):
     table = table_in(folder)
     insert(table, *range(30))

@@ -10,6 +10,7 @@ from replicator.launchpad_bridge.compat.reverb_server import ReverbClient as Cli
 from replicator.launchpad_bridge.compat.reverb_server import ReverbServer as Server
 from replicator.launchpad_bridge.compat.reverb_server import ReverbWriter as Writer
 from replicator.launchpad_bridge.compat.reverb_words import ReverbTable as Table
+from replicator.launchpad_bridge.compat.submodules import missing
 
 __all__ = [
     "Client",
@@ -21,3 +22,5 @@ __all__ = [
     "rate_limiters",
     "selectors",
 ]
+
+__getattr__ = missing("reverb")

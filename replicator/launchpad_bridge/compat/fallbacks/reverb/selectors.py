@@ -7,5 +7,8 @@ from replicator.launchpad_bridge.compat.reverb_words import (
     Prioritized,
     Uniform,
 )
+from replicator.launchpad_bridge.compat.submodules import missing
 
 __all__ = ["Fifo", "Lifo", "MinHeap", "Prioritized", "Uniform"]
+
+__getattr__ = missing("reverb.selectors")
