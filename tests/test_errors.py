@@ -2075,9 +2075,9 @@ ROWS = [
     ),
     Row(
         "A function for a hook",
-        lambda: run([regression_batch()], hooks=[print]),
+        lambda: run([regression_batch()], hooks=[len]),
         ArgumentError,
-        "`hooks` must hold hooks only, got <built-in function print>. Subclass "
+        "`hooks` must hold hooks only, got <built-in function len>. Subclass "
         "`replicator.hooks.Hook`, or wrap a function: `Callback(fn, "
         "every(n_steps=1))`.",
     ),

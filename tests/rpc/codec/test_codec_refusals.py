@@ -145,8 +145,8 @@ PLACES = {
     "[1].x[0][1]": [1, Unknown([(1, Opaque())])],
     "[3]['k'][0]": ("act", [1], None, {"k": (Opaque(),)}),
     "['a'][0]": collections.OrderedDict(a=[Opaque()]),
-    "[key (1, <built-in function print>)][1]": {(1, print): 1},
-    "[0]{<built-in function print>}": [{print}],
+    "[key (1, <built-in function len>)][1]": {(1, len): 1},
+    "[0]{<built-in function len>}": [{len}],
     "[2]": [np.ones(9), b"x" * 9999, Opaque(), Opaque()],
 }
 
