@@ -351,6 +351,7 @@ class ReplicatedLearner:
             reached=self._published.wait_for,
             max_policy_lag=self._options.max_policy_lag,
             samples_per_call=self._options.samples_per_call,
+            steps_per_call=self._options.run.steps_per_call,
             note_keys=self._priorities and self._priorities.note,
             begun=self._priorities and self._priorities.send_again,
             priority_lag=self._options.priority_lag,

@@ -63,6 +63,8 @@ class TrajectoryBatches(Iterator[PyTree]):
         older ones are dropped. None for any number.
       samples_per_call: Batches that are taken by one call. They are given out one by
         one; those not given out yet are no part of its position.
+      steps_per_call: Batches that the step is given by one call. After a stop those of
+        a call that were taken are given out: a shorter call would be compiled.
       note_keys: `note_keys(number, keys)` is called for each batch, before it is given
         out, if its priorities are to go back to the table.
       begun: Called after each `begin` of the table.
@@ -78,6 +80,7 @@ class TrajectoryBatches(Iterator[PyTree]):
     reached: Callable[[int, float], bool]
     max_policy_lag: int | None = None
     samples_per_call: int = 1
+    steps_per_call: int = 1
     note_keys: Callable[[int, np.ndarray], None] | None = None
     begun: Callable[[], None] | None = None
     priority_lag: int | None = None
@@ -105,7 +108,9 @@ class TrajectoryBatches(Iterator[PyTree]):
           ArgumentError: The table is at another batch.
         """
         started_s = warned_s = time.monotonic()
-        while not self.is_stopping():
+        while not self.is_stopping() or (
+            self._waiting and self._number % self.steps_per_call
+        ):
             if self._waiting:
                 return self._batch(self._waiting.popleft())
             lag, last = self.max_policy_lag, self._number + self.samples_per_call - 1

@@ -93,6 +93,16 @@ def test_batches_of_one_call_are_given_out_one_by_one_each_with_its_position():
     assert queue.calls == [(4, 0)]
 
 
+def test_a_stop_leaves_no_call_of_the_step_with_a_part_of_its_batches():
+    stop = threading.Event()
+    calls = {"samples_per_call": 4, "steps_per_call": 2}
+    queue = queue_of(0, 0, 0, 0)
+    batches = batches_of(queue, 1, is_stopping=stop.is_set, **calls)
+    next(batches)
+    stop.set()
+    assert len(list(batches)) == 1
+
+
 def test_no_batch_of_a_call_is_older_than_the_last_update_of_them_allows():
     queue = queue_of(3, 4, 4, 3, 4, 4)
     batches = batches_of(queue, 2, samples_per_call=2, max_policy_lag=1)
