@@ -8,16 +8,21 @@ all its updates, each once, and the learner go on from its newest durable checkp
 later. Where actors take turns the final variables are those of a run that nobody
 killed, bit for bit, wherever the table is; such a run is made once for each number of
 processes, of a replay table and of another one. So is what its actors have played
-(returns, lengths, steps). The step updates twice in a scan, as PPO does. On a replay
-table without turns, each priority of the learner that makes the last update must get
-back to it; with them its rows are counted.
+(returns, lengths, steps). The step updates twice in a scan, as PPO does.
+
+A replay table of turns has its rows counted at the end. Without turns, each priority of
+the learner that makes the last update must get back to the table. It saves its rows
+twice a second: those in its last save before a kill must be there after the run, but
+for the oldest, of which as many may have gone as it counts; and no count may be below
+that of the save.
 
 `restart_s` is the time from the kill of one of the learner's two processes to the next
 update of both, the longest and `restart_median_s` the median; `restart_one_s` that of a
 learner of one process, the median. `lost` counts trajectories: `unanswered` inserts
-whose answer never came, those `held` by a table that was killed, those that the queue
-dropped as `too_new`, acted with variables that a killed learner had and lost; and
-updates that were made again, `redone`.
+whose answer never came, those `held` by a queue that was killed, or by a replay table
+since its last save, those that the queue dropped as `too_new`, acted with variables
+that a killed learner had and lost; and updates that were made again, `redone`. `saved`
+counts the rows in the last saves of the replay tables that were killed.
 """
 
 import collections
@@ -56,6 +61,7 @@ class Found:
     kills: int = 0
     preempted: int = 0
     failures: int = 0
+    saved: int = 0
     restarts: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -101,6 +107,8 @@ def play(case: Case, whole: Outcome, rng: random.Random, found: Found) -> None:
     found.preempted += len(preempted)
     found.failures += bool(wrong)
     found.lost.update(lost)
+    if case.victim == "replay":
+        found.saved += sum(len(save.keys) for save in outcome.saves[:1])
     # Of each worker's group: a learner of two processes starts again as one.
     found.restarts.update({name.split("/")[0] for name in outcome.restarts})
     resumed_s = outcome.resumed_s
@@ -183,7 +191,8 @@ def main(argv: list[str]) -> None:
         "restart_one_s": round(statistics.median(one_s), 2) if one_s else None,
         "restarts": dict(sorted(found.restarts.items())),
         "lost": dict(found.lost),
-        "wall_s": round(time.monotonic() - began_s),
+        "saved": found.saved,
+        "seconds": round(time.monotonic() - began_s, 1),
     }
     print(json.dumps(result))
 

@@ -151,13 +151,15 @@ def frames_in_process() -> dict[str, float]:
     return found | {"samples_per_s": round(BATCH / per_call_s, 0)}
 
 
-def hold_ms() -> float:
+def holds_ms() -> dict[str, float]:
     """Return the longest wait of an insert during a save: the median of several.
 
     One that the machine held up, with another program or a virtual neighbour, says
-    nothing of the table.
+    nothing of the table: the worst of them has no bar.
     """
-    return round(1e3 * statistics.median(longest_hold_s() for _ in range(_SAVES)), 2)
+    holds_s = [longest_hold_s() for _ in range(_SAVES)]
+    found = {"hold_ms": statistics.median(holds_s), "hold_worst_ms": max(holds_s)}
+    return {name: round(1e3 * hold_s, 2) for name, hold_s in found.items()}
 
 
 def longest_hold_s() -> float:
@@ -247,7 +249,7 @@ def main(argv: list[str]) -> None:
     result = {
         **frames_in_process(),
         **frames_served(),
-        "hold_ms": hold_ms(),
+        **holds_ms(),
         "sample_over_tree": round(small["sample_us"] / small["tree_sample_us"], 2),
         "update_over_tree": round(small["update_us"] / small["tree_update_us"], 2),
         **small,

@@ -1,4 +1,4 @@
-"""Hold replay tables to a plain one, of sixty lines, that does one row at a time.
+"""Hold replay tables to a plain one that does one row at a time.
 
 Draws follow the exact distribution while priorities move between them (Pearson's
 chi-square over all phases), with the probabilities and importance weights that it

@@ -24,6 +24,7 @@ what the program needs besides all these.
 import dataclasses
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,7 @@ def measure(
 
 def main(argv: list[str]) -> None:
     del argv
+    started_s = time.monotonic()
     setup = Setup(
         actors=_ACTORS.value,
         environments=_GAMES.value,
@@ -121,6 +123,7 @@ def main(argv: list[str]) -> None:
     result |= {
         f"{part}_us": round(used, 1) for part, used in budget_us(windows).items()
     }
+    result["seconds"] = round(time.monotonic() - started_s, 1)
     print(json.dumps(result))
 
 

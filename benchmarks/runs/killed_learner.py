@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import time
@@ -15,14 +16,21 @@ from benchmarks.runs.learner_program import (
     MIN_SIZE,
     NEW_ROWS,
     STEPS,
+    TABLE_FOLDER,
     UNROLL,
     Shape,
     build,
 )
+from benchmarks.runs.table_save import TableSave, lost_since, read_save
 from replicator.base.host.json_lines import read_lines
 from replicator.base.types import PyTree
 from replicator.checkpoint.commit import list_steps
-from replicator.errors import NodeFailedError, ReplicatorError, RunTimeoutError
+from replicator.errors import (
+    CheckpointError,
+    NodeFailedError,
+    ReplicatorError,
+    RunTimeoutError,
+)
 from replicator.launchpad_bridge.launchers.forked.fork_server_client import (
     ForkedProcess,
 )
@@ -78,7 +86,9 @@ class Outcome:
       actors: What the actors counted.
       killed_s: When the first victim was killed; None if nobody was.
       durable: The newest checkpoint then.
-      held: Trajectories that were in the queue or replay table when it was killed.
+      held: Trajectories that were in the queue when it was killed, or in the replay
+        table and not in its last save.
+      saves: Of a replay table without turns, before each kill and after the run.
       table: What its table counted, if that was a node.
       problem: Why it did not end.
     """
@@ -91,6 +101,7 @@ class Outcome:
     killed_s: float | None = None
     durable: int = 0
     held: int = 0
+    saves: list[TableSave] = dataclasses.field(default_factory=list)
     table: dict[str, Any] = dataclasses.field(default_factory=dict)
     problem: str | None = None
 
@@ -210,6 +221,7 @@ def run(
                 _wait_moment(kill, folder, outcome, running, until_s)
                 pid = _wait_pid(kill.victim, launcher, running, until_s)
                 if pid is not None:
+                    outcome.saves += _saves(shape, folder)
                     _kill(pid, kill, folder, table, outcome)
             # Who waits for all waits for the learner; then nobody is left to be asked.
             labels = None if shape.turns else ["learner"]
@@ -217,7 +229,8 @@ def run(
             with contextlib.suppress(ReplicatorError):
                 outcome.table = table.dereference().statistics() if table else {}
         _keep(running, outcome)
-    except (NodeFailedError, RunTimeoutError) as error:
+        outcome.saves += _saves(shape, folder)
+    except (CheckpointError, NodeFailedError, RunTimeoutError) as error:
         outcome.problem = f"{error}"
     outcome.lines = read_lines(folder / "updates")
     return outcome
@@ -239,12 +252,23 @@ def _wait_moment(
         time.sleep(_POLL_S)
 
 
+def _saves(shape: Shape, folder: Path) -> list[TableSave]:
+    """Return the last save of a replay table without turns; others have none."""
+    is_saved = shape.replays and not shape.turns
+    return [read_save(folder / TABLE_FOLDER)] if is_saved else []
+
+
 def _kill(pid: int, kill: Kill, folder: Path, table: Any, outcome: Outcome) -> None:
     """Kill a worker's process; before the first kill, look what there is to lose."""
     if outcome.killed_s is None:
         if kill.victim in ("queue", "replay") and read_lines(folder / "updates"):
             counts = table.dereference().statistics()
-            outcome.held = counts["waiting" if kill.victim == "queue" else "held"]
+            if kill.victim == "queue":
+                outcome.held = counts["waiting"]
+            elif outcome.saves and kill.signum == signal.SIGKILL:
+                # After SIGTERM it saves once more; a journal of turns lacks nothing.
+                saved = outcome.saves[-1].counts.get("inserted", 0)
+                outcome.held = counts["inserted"] - saved
         saved = folder / "checkpoints"
         outcome.durable = max(list_steps(saved) if saved.is_dir() else [], default=0)
         outcome.killed_s = time.monotonic()
@@ -303,6 +327,8 @@ def problems(outcome: Outcome, victim: str | None) -> list[str]:
     lags = [line["lag"] for line in outcome.lines if line["what"] == "lag"]
     if min(lags) < 0:
         found.append(f"a policy lag of {min(lags)}")
+    for before, after in itertools.pairwise(outcome.saves):
+        found += lost_since(before, after)
     return found
 
 

@@ -30,8 +30,11 @@ STEPS, INTERVAL = 120, 10
 BATCH, UNROLL = 8, 4
 NEW_ROWS, MIN_SIZE = 4, 4 * BATCH
 """Rows that come into a replay table of turns before each batch, and the first one."""
+TABLE_FOLDER = "replay"
+"""Where a replay table's rows, or its journal, lie."""
 _ACTORS, _ENVIRONMENTS, _WIDTH, _LAG = 2, 2, 5, 1
 _PRIORITY_LAG = 3
+_SAVE_S = 0.5  # from save to save of a table without turns
 _PACE_S = 0.02  # so that a moment between two updates can be met
 _AGAIN = lp.Restart(attempts=3, backoff_s=0.1)
 _TX = replicator.wrap_optimizer(optax.sgd(0.05, momentum=0.9))
@@ -208,7 +211,7 @@ def build(shape: Shape, folder: Path) -> tuple[lp.Program, Any]:
 
     Args:
       shape: Which.
-      folder: Where `updates` are noted, and `checkpoints` lie.
+      folder: Where `updates` are noted, and `checkpoints` and the table's lie.
     """
     program = lp.Program("doomed-learner")
     table_class, arguments, options = _table(shape, folder)
@@ -260,7 +263,7 @@ def _table(shape: Shape, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, 
                 "min_size": MIN_SIZE,
                 "sampler": lp.prioritised(0.6),
                 "priority_lag": _PRIORITY_LAG,
-                "checkpoint_dir": folder / "replay",
+                "checkpoint_dir": folder / TABLE_FOLDER,
             },
         )
     if shape.turns:
@@ -269,7 +272,12 @@ def _table(shape: Shape, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, 
         return lp.TrajectoryTurns, (actors,), order
     if shape.replays:
         limiter = lp.RateLimiter(min_size=4 * BATCH, samples_per_insert=4, error=64)
-        options = {"sampler": lp.prioritised(0.6), "limiter": limiter}
+        options = {
+            "sampler": lp.prioritised(0.6),
+            "limiter": limiter,
+            "checkpoint_dir": folder / TABLE_FOLDER,
+            "checkpoint_every_s": _SAVE_S,
+        }
         return lp.ReplayTable, (32 * BATCH,), options
     return lp.TrajectoryQueue, (4 * BATCH,), {}
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+import replicator.launchpad_bridge as lp
 from benchmarks.runs.killed_learner import Outcome, cases, problems
 from benchmarks.runs.learner_program import BATCH, STEPS, UNROLL
+from benchmarks.runs.table_save import TableSave, read_save
 
 PLAYED = {"environment_steps": 0.75 * STEPS * BATCH * UNROLL, "episodes": 9}
 
@@ -43,6 +46,8 @@ IN_TURNS = result(
     played={"inserted": 500, "episodes": 9},
     statistics={"priorities": {"nonfinite": 0}, "table": {"turns": {}}},
 )
+SAVE = TableSave(keys=[7, 8, 9], counts={"inserted": 5, "full": 2})
+LATER = TableSave(keys=[8, 9, 3], counts={"inserted": 6, "full": 3})
 BAD = {
     "other bits|did not end": {"problem": "It did not end."},
     "and 121 updates at its end": {"result": result(updates=STEPS + 1)},
@@ -57,6 +62,12 @@ BAD = {
     "update 59: 57 were done": {
         "lines": lines(0, range(1, 58)) + lines(1, range(59, STEPS + 1))
     },
+    "1 of 2 rows that a table saved were lost": {
+        "saves": [SAVE, LATER._replace(keys=[9, 3])]
+    },
+    "`inserted` of the table went from 5 back to 4": {
+        "saves": [SAVE, LATER._replace(counts={"inserted": 4, "full": 3})]
+    },
     "a policy lag of -3": {"lines": lines(0, range(1, STEPS + 1), lag=-3.0)},
 }
 
@@ -67,6 +78,27 @@ def test_a_run_that_went_on_from_its_checkpoint_is_right():
 
 def test_a_kill_after_the_last_update_starts_nobody_again():
     assert problems(outcome(restarts={}, killed_s=1.0), "learner") == []
+
+
+def test_rows_that_were_removed_since_a_save_are_not_lost():
+    assert problems(outcome(saves=[SAVE, LATER]), "learner") == []
+
+
+def test_a_save_is_read_with_its_rows_and_counts(tmp_path):
+    table = lp.ReplayTable(
+        4,
+        sampler=lp.fifo(),
+        max_times_sampled=1,
+        checkpoint_dir=tmp_path,
+        checkpoint_every_s=600,
+    )
+    assert read_save(tmp_path) == TableSave(keys=[], counts={})
+    for _ in range(3):
+        table.insert({"reward": np.ones(2, np.float32)}, actor="a", version=0)
+    table.save()
+    saved = read_save(tmp_path)
+    assert saved.keys == list(table.take(4, timeout_s=60.0).keys)
+    assert (saved.counts["inserted"], saved.counts["full"]) == (6, 2)
 
 
 @pytest.mark.parametrize("what", BAD)
