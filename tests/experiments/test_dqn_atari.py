@@ -9,11 +9,12 @@ import pytest
 
 import replicator
 import replicator.launchpad_bridge as lp
-from experiments import control_runs, replayed, seeds
+from experiments import control_runs, evaluator, replayed, seeds
 from experiments.dqn_atari import Config, make_agent
 from experiments.environments import atari
 from experiments.off_policy import OffPolicy
 from tests.experiments.command import found_by
+from tests.writers.test_writers import read_tensorboard
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 SMALL = Config(
@@ -89,13 +90,20 @@ def test_a_program_plays_and_learns(tmp_path):
         scale="program",
         launch_type="threads",
         batch_size=8,  # of eight devices
+        steps=4,
+        steps_per_call=2,
         directory=str(tmp_path),
     )
     rep = replicator.Replicator(1)
     found = control_runs.run_program(rep, config, make_agent(config), 0)
-    assert found.updates == 2
+    assert found.updates == 4
     leaves = jax.tree.leaves(found.params)
     assert all(np.isfinite(leaf).all() for leaf in leaves)
+    folder = seeds.folder_of(config, 0)
+    assert folder is not None
+    assert (folder / evaluator.NAME).exists()
+    written = read_tensorboard(folder / "tensorboard")
+    assert any("loss" in values for _, values in written)
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ from experiments.off_policy import OffPolicy
 from models.d4pg import D4pg
 from models.dqn import Dqn
 from models.impala import ActorCritic
+from models.sac import Sac
+from replicator import PerReplica
 from replicator.launchpad_bridge.acting import from_gymnasium_envs
 from tests.experiments.environments.test_control import Reach
 
@@ -33,6 +35,7 @@ AGENTS = {
     "dqn": dataclasses.replace(
         AGENT, net=Dqn(network=ActorCritic(num_actions=2, torso="mlp", hidden=16))
     ),
+    "sac": dataclasses.replace(AGENT, net=Sac(action_size=2, hidden=16)),
 }
 
 
@@ -170,34 +173,51 @@ def test_a_later_sitting_acts_on_from_the_steps_that_were_taken(tmp_path):
             steps_per_call=2,
             steps=updates,
             unroll_length=3,
+            updates_per_unroll=2,
             folder=tmp_path,
             saved_every_s=1e-6,
         )
     assert taken == [0, 6, 6, 9]
 
 
-def pendulums(**changes):
+class ShowsSample(OffPolicy):
+    """Reports what was observed in the rows that it learns from."""
+
+    def step_fn(self, state, batch, key):
+        learned, metrics = super().step_fn(state, batch, key)
+        seen = batch["trajectories"]["observation"]
+        return learned, {**metrics, "sample": PerReplica(seen)}
+
+
+def pendulums(warmup=3):
     """Return an agent of pendulums."""
-    net = D4pg(action_size=1, v_min=-2.0, v_max=2.0, atoms=5, hidden=8)
-    return dataclasses.replace(AGENT, net=net, observation_shape=(3,), **changes)
+    return ShowsSample(
+        net=D4pg(action_size=1, v_min=-2.0, v_max=2.0, atoms=5, hidden=8),
+        observation_shape=pendulum.OBSERVATION,
+        optimizer=AGENT.optimizer,
+        warmup=warmup,
+    )
 
 
 def anakin_after(calls):
-    """Return pendulums and memory of two replicas after some calls of the step."""
+    """Return pendulums, memory and last sample of two replicas after some calls."""
     rep = replicator.Replicator(devices=jax.devices()[:2])
     sizes = {"environments": 4, "unroll_length": 2, "capacity": 24, "batch_size": 8}
     init_fn, step_fn = anakin_replay.make_step(
         pendulums(), replicas=2, updates=2, **sizes
     )
     state, step = rep.init(init_fn, seed=0), rep.compile(step_fn)
+    metrics = {}
     for number in range(calls):
-        state, _ = step(state, np.arange(4, dtype=np.int32), jax.random.key(number))
-    return jax.device_get(state["replayed"].value)
+        numbers = np.arange(4, dtype=np.int32)
+        state, metrics = step(state, numbers, jax.random.key(number))
+    poles, memory = jax.device_get(state["replayed"].value)
+    return poles, memory, np.asarray(metrics["sample"])
 
 
 @pytest.mark.slow
 def test_anakin_keeps_a_memory_on_each_replica():
-    poles, memory = anakin_after(4)  # the fourth overwrites the first
+    poles, memory, _ = anakin_after(4)  # the fourth overwrites the first
     assert memory["reward"].shape == (2, 12)
     assert (memory["reward"] < 0).all()
     assert poles.age.ravel().tolist() == [8] * 4
@@ -205,9 +225,19 @@ def test_anakin_keeps_a_memory_on_each_replica():
 
 @pytest.mark.slow
 def test_each_pendulum_of_each_replica_begins_by_itself():
-    _, memory = anakin_after(1)
+    _, memory, _ = anakin_after(1)
     begun = memory["observation"][:, :2].reshape(4, 3)
     assert len(np.unique(begun, axis=0)) == 4
+
+
+@pytest.mark.slow
+def test_each_replica_draws_rows_of_its_own_and_by_itself():
+    _, memory, sample = anakin_after(3)
+    rows, drawn = memory["observation"], sample.reshape(2, 4, 1, 3)
+    is_it = (rows[:, None] == drawn).all(axis=-1)  # of each replica, [4, 12] places
+    assert (is_it.sum(axis=-1) == 1).all()
+    first, second = is_it.argmax(axis=-1).tolist()
+    assert first != second
 
 
 def test_each_pendulum_is_explored_by_noise_of_its_own():
@@ -234,11 +264,24 @@ class Reached(control.Scaled):
 
 
 @pytest.mark.slow
-def test_a_program_learns_from_its_replay_table(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [
+        ("d4pg", "threads"),
+        *(
+            pytest.param(name, launcher, marks=pytest.mark.nightly)
+            for name in ("d4pg", "sac")
+            for launcher in ("processes", "ray")
+        ),
+    ],
+    indirect=["launcher"],
+)
+def test_a_program_learns_from_its_replay_table(name, launcher, tmp_path):
+    agent = AGENTS[name]
     found = agent_program.learn(
-        AGENT,
+        agent,
         functools.partial(reach, 2),
-        "threads",
+        launcher,
         actors=2,
         batch_size=8,
         unroll_length=4,
@@ -247,19 +290,8 @@ def test_a_program_learns_from_its_replay_table(tmp_path):
         items=lp.n_step(3, discount=0.9),
         evaluator=functools.partial(
             evaluator.Evaluator,
-            *(reach, AGENT.greedy, AGENT.initial_core, tmp_path, 0),
+            *(reach, agent.greedy, agent.initial_core, tmp_path, 0),
         ),
         folder=tmp_path,
     )
     assert found.updates == 6
-
-
-def test_each_environments_first_episode_counts_in_an_evaluation():
-    seen = []
-
-    def choose(observation, first, t):
-        seen.append(t)
-        return np.ones((3, 2), np.float32)
-
-    assert evaluator.play(reach(3), choose, seed=0) == [5.0] * 3
-    assert seen == [0, 1, 2, 3, 4]
