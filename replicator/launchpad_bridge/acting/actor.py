@@ -266,9 +266,10 @@ class Actor:
     def _due(self, turn: ActorTurn) -> int:
         """Return how many of the rows that wait are inserted now; 0 for none yet."""
         size = 0 if self._rows is None else len(self._rows["reward"])
-        if turn.rows is None or self._items is None or self._begins_anew:
+        wanted = turn.rows_per_turn
+        if wanted is None or self._items is None or self._begins_anew:
             return size  # those left over are in the snapshot, if there is one
-        return turn.rows if size >= turn.rows else 0
+        return wanted if size >= wanted else 0
 
     def _unroll(self) -> Unrolled | None:
         assert self._acting is not None, "`_be_at` was called"

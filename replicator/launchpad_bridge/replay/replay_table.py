@@ -67,7 +67,7 @@ class ReplayTable:
     >>> table = ReplayTable(1_000)
     >>> reward = np.zeros((2, 20), np.float32)
     >>> table.insert({"reward": reward}, actor="actor/0", version=3, priorities=[1, 4])
-    ActorTurn(number=None, version=None, snapshot=None, rows=None)
+    ActorTurn(number=None, version=None, snapshot=None, rows_per_turn=None)
     >>> taken = table.take(4, timeout_s=1)
     >>> taken.probabilities
     array([0.5, 0.5, 0.5, 0.5])

@@ -43,13 +43,13 @@ class ActorTurn:
       version: Version of the variables to act with; None for the newest.
       snapshot: State to go back to first. With a number and without a snapshot, an
         actor that is not at this number begins anew.
-      rows: Number of rows that its insert must have; None for any.
+      rows_per_turn: Number of rows that its insert must have; None for any.
     """
 
     number: int | None = None
     version: int | None = None
     snapshot: bytes | None = None
-    rows: int | None = None
+    rows_per_turn: int | None = None
 
 
 @rpc.register(name="replicator.Cut")

@@ -45,7 +45,7 @@ class TrajectoryQueue:
     >>> queue = TrajectoryQueue(capacity=64, when_full="drop_oldest")
     >>> reward = np.zeros((2, 20), np.float32)  # two trajectories of 20 steps
     >>> queue.insert({"reward": reward}, actor="actor/0", version=3)
-    ActorTurn(number=None, version=None, snapshot=None, rows=None)
+    ActorTurn(number=None, version=None, snapshot=None, rows_per_turn=None)
     >>> queue.take(2, timeout_s=1).versions
     array([3, 3])
     """

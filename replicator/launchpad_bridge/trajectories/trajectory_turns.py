@@ -52,7 +52,7 @@ class TrajectoryTurns:
     >>> table = TrajectoryTurns(["a", "b"], batch_size=2, rows_per_turn=1, lag=0)
     >>> table.begin(None)
     >>> table.turn("b")
-    ActorTurn(number=0, version=0, snapshot=None, rows=1)
+    ActorTurn(number=0, version=0, snapshot=None, rows_per_turn=1)
     >>> for actor in "b", "a":
     ...     rows = {"reward": np.full((1, 1), ord(actor), np.float32)}
     ...     turn = table.insert(rows, actor=actor, version=0, number=0)
@@ -291,7 +291,7 @@ class TrajectoryTurns:
             number=number,
             version=self._order.version_of(actor, number),
             snapshot=now.snapshot_of(self._order, actor) if with_snapshot else None,
-            rows=self._order.rows_per_turn,
+            rows_per_turn=self._order.rows_per_turn,
         )
 
     def _wait_until(self, is_ready: Any, call: str) -> None:

@@ -66,7 +66,7 @@ class TurnTable:
             number=number,
             version=max(0, number - self.lag),
             snapshot=self.snapshots[number],
-            rows=self.rows,
+            rows_per_turn=self.rows,
         )
 
     def insert(self, trajectories, *, actor, version, number, snapshot, episodes):

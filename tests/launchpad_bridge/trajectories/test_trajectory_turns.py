@@ -54,9 +54,11 @@ def test_batches_are_in_the_order_of_turns_whoever_comes_first(table, actors):
 
 
 def test_an_actor_is_told_the_number_and_the_version_of_its_next_turn(table):
-    assert table.turn("actor/1") == ActorTurn(number=0, version=0, rows=2)
+    assert table.turn("actor/1") == ActorTurn(number=0, version=0, rows_per_turn=2)
     told = [insert(table, "actor/1", number) for number in range(3)]
-    assert told == [ActorTurn(number=n + 1, version=n, rows=2) for n in range(3)]
+    assert told == [
+        ActorTurn(number=n + 1, version=n, rows_per_turn=2) for n in range(3)
+    ]
 
 
 def test_a_batch_says_where_all_actors_stand_behind_it(table):
@@ -98,7 +100,7 @@ def test_a_cut_of_another_order_is_refused_by_both(table, other):
 def test_a_turn_that_was_there_is_ignored_and_answered_with_where_to_go(table):
     insert(table, "actor/0", 0)
     told = insert(table, "actor/0", 0, trajectories=rows(77, 78))
-    assert told == ActorTurn(number=1, version=0, snapshot=b"after 0", rows=2)
+    assert told == ActorTurn(number=1, version=0, snapshot=b"after 0", rows_per_turn=2)
     insert(table, "actor/1", 0)
     insert(table, "actor/2", 0)
     assert ids_of(take(table)) == [0, 1, 1000, 1001, 2000, 2001]
@@ -109,7 +111,7 @@ def test_a_turn_that_was_there_is_ignored_and_answered_with_where_to_go(table):
 def test_a_turn_that_is_ahead_is_answered_with_where_to_go(table):
     insert(table, "actor/0", 0)
     told = insert(table, "actor/0", 2)
-    assert told == ActorTurn(number=1, version=0, snapshot=b"after 0", rows=2)
+    assert told == ActorTurn(number=1, version=0, snapshot=b"after 0", rows_per_turn=2)
     assert table.statistics()["ahead"] == 1
 
 
@@ -121,10 +123,10 @@ def test_after_begin_actors_are_told_to_go_back_to_the_cut(table):
     take(table)
     table.begin(cut)
     assert table.turn("actor/2") == ActorTurn(
-        number=1, version=0, snapshot=b"after 0", rows=2
+        number=1, version=0, snapshot=b"after 0", rows_per_turn=2
     )
     told = insert(table, "actor/0", 3)
-    assert told == ActorTurn(number=1, version=0, snapshot=b"after 0", rows=2)
+    assert told == ActorTurn(number=1, version=0, snapshot=b"after 0", rows_per_turn=2)
     for actor in ACTORS:
         insert(table, actor, 1)
     assert ids_of(take(table)) == [2, 3, 1002, 1003, 2002, 2003]
@@ -137,7 +139,7 @@ def test_after_begin_without_a_cut_all_begins_anew(table):
     take(table)
     table.begin(None)
     assert table.turn("actor/0") == ActorTurn(
-        number=0, version=0, snapshot=None, rows=2
+        number=0, version=0, snapshot=None, rows_per_turn=2
     )
 
 
@@ -153,8 +155,10 @@ def test_a_table_that_was_not_told_where_the_learner_is_says_so():
         with pytest.raises(concurrent.futures.TimeoutError):
             asking.result(0.02)
         table.begin(None)
-        assert asking.result(SOON_S) == ActorTurn(number=0, version=0, rows=2)
-        assert inserting.result(SOON_S) == ActorTurn(number=1, version=0, rows=2)
+        assert asking.result(SOON_S) == ActorTurn(number=0, version=0, rows_per_turn=2)
+        assert inserting.result(SOON_S) == ActorTurn(
+            number=1, version=0, rows_per_turn=2
+        )
 
 
 def test_a_take_ends_when_another_learner_begins(table):
@@ -175,7 +179,9 @@ def test_a_blocked_insert_is_sent_back_by_begin(table):
         with pytest.raises(concurrent.futures.TimeoutError):
             inserting.result(0.02)
         table.begin(None)
-        assert inserting.result(SOON_S) == ActorTurn(number=0, version=0, rows=2)
+        assert inserting.result(SOON_S) == ActorTurn(
+            number=0, version=0, rows_per_turn=2
+        )
 
 
 def test_at_most_the_batches_of_the_lag_and_two_more_are_held(table):
@@ -263,8 +269,12 @@ def test_bad_arguments_are_refused_by_name(table, name):
 def test_actors_that_share_batches_unevenly_stand_at_their_own_numbers():
     table = TrajectoryTurns(["a", "b"], batch_size=3, rows_per_turn=1, lag=0)
     table.begin(Cut(batch=1, snapshots={"a": b"a1", "b": b"b0"}))
-    assert table.turn("a") == ActorTurn(number=2, version=1, snapshot=b"a1", rows=1)
-    assert table.turn("b") == ActorTurn(number=1, version=1, snapshot=b"b0", rows=1)
+    assert table.turn("a") == ActorTurn(
+        number=2, version=1, snapshot=b"a1", rows_per_turn=1
+    )
+    assert table.turn("b") == ActorTurn(
+        number=1, version=1, snapshot=b"b0", rows_per_turn=1
+    )
 
 
 def test_a_cut_of_a_table_made_with_numbers_of_numpy_is_json():
